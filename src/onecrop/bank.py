@@ -1,0 +1,47 @@
+"""The memory bank: one unit row an image, no gradient, saved with the model."""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Below this length m·w + (1−m)·ẑ has no direction worth keeping: the row stays as it was.
+MIN_NORM = 1e-6
+
+
+class MemoryBank(nn.Module):
+    """Rows w_1 … w_N of unit length, random until `write` fills them (Feature Calibrate)."""
+
+    weight: Tensor  # [N, D]
+
+    def __init__(self, num_images: int, dim: int, momentum: float = 0.5, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        if not 0 <= momentum < 1:
+            raise ValueError(f"momentum must be in [0, 1), not {momentum}")
+        self.momentum = momentum
+        self.register_buffer("weight", F.normalize(torch.randn(num_images, dim), dim=1).to(dtype))
+
+    def rows(self, index: Tensor) -> Tensor:
+        return self.weight[index]
+
+    @torch.no_grad()
+    def write(self, index: Tensor, z: Tensor) -> None:
+        """Set rows to the direction of z."""
+        self.weight[index] = F.normalize(z, dim=1).to(self.weight.dtype)
+
+    @torch.no_grad()
+    def update(self, index: Tensor, z: Tensor, probabilities: Tensor | None = None) -> None:
+        """w_i ← normalise(m·w_i + (1−m)·ẑ_i) for the rows of the batch alone.
+
+        Plain rule: ẑ_i = z_i. Corrected rule (Grad Update, Eq. 4–6), given p[j, i] = image j's probability of row i:
+        ẑ_i = Σ_j (δ_ij − p[j, i])·z_j, the negative gradient of the batch's cross-entropy in w_i.
+        """
+        direction = corrected_direction(z, probabilities) if probabilities is not None else z
+        old = self.weight[index].to(z.dtype)
+        moved = torch.lerp(direction, old, self.momentum)
+        norm = moved.norm(dim=1, keepdim=True)
+        self.weight[index] = torch.where(norm > MIN_NORM, moved / norm, old).to(self.weight.dtype)
+
+
+def corrected_direction(z: Tensor, probabilities: Tensor) -> Tensor:
+    """ẑ_i = z_i − Σ_j p[j, i]·z_j -> [B, D]."""
+    return z - probabilities.to(z.dtype).T @ z

@@ -1,0 +1,197 @@
+"""Where images come from: the named sets, and any folder. A new set is one function and one line in SOURCES."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onecrop.data.cifar import cifar
+from onecrop.data.images import ImageSet, subset_index
+from onecrop.data.pack import list_images, pack
+from onecrop.data.shapes import shapes
+from onecrop.draws import fold
+from onecrop.errors import UserError, unknown
+
+TEST_SHARE = 0.2  # of a labelled folder that has no test part of its own
+
+
+@dataclass(frozen=True)
+class Request:
+    """How a data set is wanted; the fields are the recipe's."""
+
+    data_dir: str = "data"
+    image_size: int | None = None
+    subset: int | None = None  # so many training images, at random
+    seed: int = 0
+    skip_broken: bool = False
+
+
+def load(name: str, split: str = "train", request: Request | None = None) -> ImageSet:
+    """A named set or a folder -> its "train" or "test" part."""
+    request = request or Request()
+    if name in SOURCES:
+        images = SOURCES[name](split, request)
+    elif Path(name).is_dir():
+        images = _folder(split, Path(name), request)
+    elif "/" in name or Path(name).exists():
+        raise UserError(f"{name} is not a folder: give a folder of images, or one of {', '.join(SOURCES)}")
+    else:
+        raise unknown("data set (and no such folder)", name, SOURCES)
+    return images
+
+
+def load_labelled(name: str, request: Request) -> tuple[ImageSet, ImageSet, str]:
+    """-> train, test, how they were split. A folder of classes without a test part gives up a fifth of each class."""
+    whole = replace(request, subset=None)
+    train = load(name, "train", whole)
+    labels = train.need_labels()
+    if name in SOURCES or _test_folder(Path(name)) is not None:
+        test = load(name, "test", whole)
+        test.need_labels()
+        if test.classes != train.classes:
+            raise UserError(f"{name}: the test part has other classes than the training part")
+        return train, test, "official" if name in SOURCES else "folders"
+    held_out = np.zeros(len(train), bool)
+    for label in range(len(train.classes)):
+        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
+        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
+    parts = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
+    return *parts, f"{TEST_SHARE:.0%} of each class held out"
+
+
+def _in_memory(images: ImageSet, split: str, request: Request) -> ImageSet:
+    if request.subset is None or split != "train":
+        return images
+    return images.take(subset_index(len(images), request.subset, request.seed))
+
+
+def _shapes(split: str, request: Request) -> ImageSet:
+    """Endless: --subset says how many, --image-size how large."""
+    size = request.image_size or 32
+    if split == "train":
+        return shapes(request.subset or 4000, size, seed=0)
+    return shapes(1000, size, seed=1)
+
+
+def _digits(split: str, request: Request) -> ImageSet:
+    """1,797 handwritten digits of 8×8 pixels; every fifth is for testing."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError:
+        raise UserError("the data set digits comes with scikit-learn: pip install 'onecrop[digits]'") from None
+    data = load_digits()
+    grey = np.round(data.images * (255 / 16)).astype(np.uint8)
+    images = np.ascontiguousarray(np.broadcast_to(grey[:, None], (len(grey), 3, 8, 8)))
+    test = np.arange(len(images)) % 5 == 4
+    whole = ImageSet("digits", images, data.target.astype(np.int64), tuple("0123456789"), image_size=32)
+    return _in_memory(whole.take(np.flatnonzero(test if split == "test" else ~test)), split, request)
+
+
+def _cifar(name: str) -> Callable[[str, Request], ImageSet]:
+    return lambda split, request: _in_memory(cifar(name, split, Path(request.data_dir)), split, request)
+
+
+def _tiny_imagenet(split: str, request: Request) -> ImageSet:
+    root = Path(request.data_dir) / "tiny-imagenet-200"
+    if not root.is_dir():
+        _download_tiny_imagenet(Path(request.data_dir))
+    wnids = tuple((root / "wnids.txt").read_text().split())
+    if split == "train":
+        files = list_images(root / "train")
+        names = [file.relative_to(root / "train").parts[0] for file in files]
+    else:
+        table = (root / "val" / "val_annotations.txt").read_text().splitlines()
+        pairs = sorted(line.split("\t")[:2] for line in table)
+        files, names = [root / "val" / "images" / name for name, _ in pairs], [wnid for _, wnid in pairs]
+    return _packed("tiny-imagenet", split, root, files, names, wnids, 64, 64, request)
+
+
+def _download_tiny_imagenet(data_dir: Path) -> None:
+    from torchvision.datasets.utils import download_and_extract_archive
+
+    try:
+        download_and_extract_archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", str(data_dir))
+    except Exception as error:
+        raise UserError(
+            f"tiny-imagenet is not in {data_dir} and cannot be downloaded ({error}): "
+            "put the unpacked folder tiny-imagenet-200 there, or name another --data-dir"
+        ) from None
+
+
+def _imagenet(split: str, request: Request) -> ImageSet:
+    root = Path(request.data_dir) / "imagenet"
+    part = root / ("train" if split == "train" else "val")
+    if not part.is_dir():
+        raise UserError(
+            f"imagenet cannot be downloaded: put its images as {part}/<wnid>/<image>.JPEG, or name another --data-dir"
+        )
+    return _class_folders("imagenet", split, part, request)
+
+
+SOURCES: dict[str, Callable[[str, Request], ImageSet]] = {
+    "shapes": _shapes,
+    "digits": _digits,
+    "cifar10": _cifar("cifar10"),
+    "cifar100": _cifar("cifar100"),
+    "tiny-imagenet": _tiny_imagenet,
+    "imagenet": _imagenet,
+}
+
+
+def _test_folder(root: Path) -> Path | None:
+    if not (root / "train").is_dir():
+        return None
+    return next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+
+
+def _folder(split: str, root: Path, request: Request) -> ImageSet:
+    test = _test_folder(root)
+    if split == "test" and test is None:
+        raise UserError(f"{root} has no test part: sort it into {root}/train and {root}/test")
+    part = root if test is None else (root / "train" if split == "train" else test)
+    return _class_folders(str(root), split, part, request)
+
+
+def _class_folders(name: str, split: str, part: Path, request: Request) -> ImageSet:
+    """Labels are the folders right below `part`, where every image lies in one and there are two or more."""
+    files = list_images(part)
+    if not files:
+        raise UserError(f"no images found below {part}: give a folder that holds .jpg, .png or other image files")
+    names = [file.relative_to(part).parts[0] if file.parent != part else "" for file in files]
+    classes = tuple(sorted(set(names)))
+    if "" in classes or len(classes) < 2:
+        names, classes = [], ()
+    size = request.image_size or 224
+    stored = -(-size * 8 // 7)  # 256 for 224: room for the evaluation's central crop
+    return _packed(name, split, part, files, names, classes, size, stored, request)
+
+
+def _packed(
+    name: str,
+    split: str,
+    root: Path,
+    files: list[Path],
+    names: list[str],
+    classes: tuple[str, ...],
+    size: int,
+    stored: int,
+    request: Request,
+) -> ImageSet:
+    if request.subset is not None and split == "train":
+        chosen = subset_index(len(files), request.subset, request.seed)
+        files, names = [files[i] for i in chosen], [names[i] for i in chosen] if names else []
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise UserError(f"{name}: {missing} is listed but not there")
+    images = pack(name, root, files, size, stored, request.skip_broken)
+    number = {label: i for i, label in enumerate(classes)}
+    by_file = dict(zip(map(str, files), names, strict=False))
+    labels: NDArray[np.int64] | None = None
+    if classes:
+        unknown_class = next((label for label in names if label not in number), None)
+        if unknown_class is not None:
+            raise UserError(f"{name}: {unknown_class} is not one of its {len(classes)} classes")
+        labels = np.array([number[by_file[file]] for file in images.files], np.int64)
+    return replace(images, labels=labels, classes=classes)

@@ -1,0 +1,96 @@
+"""sid: single-branch instance discrimination, the paper's method.
+
+Cao and Wu, "On Improving the Algorithm-, Model-, and Data-Efficiency of Self-Supervised Learning": every image is its
+own class; one crop, one network, one bank row an image; cross-entropy over the rows plus λ·SqrtKL. Each of the paper's
+ablations is a setting. Temperatures, head and CutMix are those of the released code, which the paper leaves out.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from onecrop.augment import CutMix
+from onecrop.bank import MemoryBank, corrected_direction
+from onecrop.data import Batch, Loader
+from onecrop.draws import Draws
+from onecrop.losses import instance_loss
+from onecrop.losses.instance import KL
+from onecrop.methods.base import Method, Settings, augmentation, spread
+from onecrop.nets import mlp
+from onecrop.nets.backbones import Backbone
+
+
+@dataclass(frozen=True)
+class SidSettings(Settings):
+    dim: int = 2048  # length of a feature and of a bank row
+    hidden: int = 2048  # width of the head
+    temperature: float = 0.2  # of the cross-entropy
+    kl_temperature: float = 1.0  # of SqrtKL, on the raw cosines: with one temperature for both it fails
+    kl: KL = "sqrt"
+    kl_weight: float = 20.0  # λ
+    calibrate: bool = True  # start the bank from the untrained network's features
+    update: Literal["corrected", "plain"] = "corrected"
+    bank_momentum: float = 0.5  # m
+    sampled_rows: int = 0  # bank rows beside the batch's own; 0 takes all
+    cutmix: float = 0.5  # α of Beta(α, α); 0 switches it off
+
+
+class Sid(Method):
+    Settings = SidSettings
+
+    def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
+        super().__init__()
+        self.settings, self.backbone = settings, backbone
+        self.head = mlp(backbone.dim, settings.hidden, settings.dim)
+        self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
+        self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
+
+    def features(self, x: Tensor) -> Tensor:
+        return F.normalize(self.head(self.backbone(x)).float(), dim=1)  # [B, D]
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        s = self.settings
+        x = self.augment(batch.images, batch.aspect, batch.draws)  # one crop
+        x, partner, mix = self.cutmix(x, batch.draws)
+        z = self.features(x)  # [B, D]
+        rows, own = self.rows(batch.index, batch.draws)
+        out = instance_loss(
+            z,
+            rows,
+            own,
+            temperature=s.temperature,
+            kl_temperature=s.kl_temperature,
+            kl=s.kl,
+            mixed_target=None if partner is None else own[partner],
+            mix=mix,
+        )
+        probabilities = out.batch_probabilities if s.update == "corrected" else None
+        self.bank.update(batch.index, z.detach(), probabilities)  # written after it was read
+        correction = (corrected_direction(z.detach(), out.batch_probabilities) - z.detach()).norm(dim=1).mean()
+        self.watch = {"accuracy": out.accuracy, "spread": spread(z), "correction": correction}
+        terms = {"cross_entropy": out.cross_entropy}
+        return terms if s.kl == "none" else terms | {"sqrt_kl": s.kl_weight * out.sqrt_kl}
+
+    def rows(self, index: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+        """-> the rows that the loss runs over, and where in them each image's own row stands."""
+        count = self.settings.sampled_rows
+        if not count or count + len(index) >= len(self.bank.weight):
+            return self.bank.weight, index
+        # The smallest of N hashed keys: distinct rows; the batch's own are kept out, so that none counts twice.
+        keys = draws.once("sampled rows", len(self.bank.weight)).index_fill(0, index, 2.0)
+        sampled = keys.topk(count, largest=False, sorted=False).indices
+        rows = self.bank.rows(torch.cat([index, sampled]))  # [B + K, D]
+        return rows, torch.arange(len(index), device=index.device)
+
+    @torch.no_grad()
+    def prepare(self, loader: Loader) -> None:
+        """Feature Calibrate: w_i = f_0(x_i) for every image, in train mode with training augmentation."""
+        if not self.settings.calibrate:
+            return
+        self.train()
+        for batch, count in loader.in_order():
+            z = self.features(self.augment(batch.images, batch.aspect, batch.draws))
+            self.bank.write(batch.index[:count], z[:count])

@@ -1,0 +1,38 @@
+"""One line that says how far long work has come: rewritten in place on a terminal, appended now and then to a file."""
+
+import sys
+import time
+from typing import TextIO
+
+
+def duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+class Progress:
+    """`update` as often as you like; it prints at most every `pause` seconds (0.2 on a terminal, 10 elsewhere)."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self.stream = stream or sys.stderr
+        self.live = self.stream.isatty()
+        self.pause = 0.2 if self.live else 10.0
+        self.started = self.last = time.monotonic()
+
+    def due(self) -> bool:
+        return time.monotonic() - self.last >= self.pause
+
+    def update(self, line: str, final: bool = False) -> None:
+        """Show `line`; `final` keeps it on the screen."""
+        if not (final or self.due()):
+            return
+        self.last = time.monotonic()
+        if self.live:
+            self.stream.write(f"\r\x1b[K{line}" + ("\n" if final else ""))
+        else:
+            self.stream.write(line + "\n")
+        self.stream.flush()
+
+    def remaining(self, done: int, total: int) -> float:
+        return (time.monotonic() - self.started) * (total - done) / max(done, 1)
