@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,11 @@ from onecrop.nets.backbones import SMALL_IMAGE, Backbone
 class Settings:
     """Settings that every method has: its augmentation."""
 
-    crop_scale: float = 0.2  # smallest share of the picture in a crop
-    jitter: float = 0.4  # strength of brightness, contrast and saturation; the hue gets a quarter of it
-    jitter_probability: float = 0.8
-    grey_probability: float = 0.2
-    blur_probability: float = 0.5  # for images over 64 px; smaller ones are never blurred
+    crop_scale: Annotated[float, "smallest share of the picture in a crop"] = 0.2
+    jitter: Annotated[float, "strength of brightness, contrast and saturation; the hue gets a quarter of it"] = 0.4
+    jitter_probability: Annotated[float, "share of images whose colours are jittered"] = 0.8
+    grey_probability: Annotated[float, "share of images turned grey"] = 0.2
+    blur_probability: Annotated[float, "for images over 64 px; smaller ones are never blurred"] = 0.5
 
 
 class Method(nn.Module, ABC):
@@ -57,6 +57,6 @@ def spread(z: Tensor) -> Tensor:
     return 1 - z.detach().mean(0).square().sum()
 
 
-def bank_dtype(device: torch.device) -> torch.dtype:
-    """Half the bytes where the matrix units take them."""
-    return torch.bfloat16 if device.type == "cuda" else torch.float32
+def autocast(x: Tensor, dtype: torch.dtype) -> torch.autocast:
+    """Matrix products of the network in `dtype`; everything else stays in float32."""
+    return torch.autocast(x.device.type, dtype=dtype, enabled=dtype != torch.float32)

@@ -6,7 +6,7 @@ ablations is a setting. Temperatures, head and CutMix are those of the released 
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,24 +18,24 @@ from onecrop.data import Batch, Loader
 from onecrop.draws import Draws
 from onecrop.losses import instance_loss
 from onecrop.losses.instance import KL
-from onecrop.methods.base import Method, Settings, augmentation, spread
+from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
 from onecrop.nets import mlp
 from onecrop.nets.backbones import Backbone
 
 
 @dataclass(frozen=True)
 class SidSettings(Settings):
-    dim: int = 2048  # length of a feature and of a bank row
-    hidden: int = 2048  # width of the head
-    temperature: float = 0.2  # of the cross-entropy
-    kl_temperature: float = 1.0  # of SqrtKL, on the raw cosines: with one temperature for both it fails
-    kl: KL = "sqrt"
-    kl_weight: float = 20.0  # λ
-    calibrate: bool = True  # start the bank from the untrained network's features
-    update: Literal["corrected", "plain"] = "corrected"
-    bank_momentum: float = 0.5  # m
-    sampled_rows: int = 0  # bank rows beside the batch's own; 0 takes all
-    cutmix: float = 0.5  # α of Beta(α, α); 0 switches it off
+    dim: Annotated[int, "length of a feature and of a bank row"] = 2048
+    hidden: Annotated[int, "width of the head"] = 2048
+    temperature: Annotated[float, "of the cross-entropy"] = 0.2
+    kl_temperature: Annotated[float, "of SqrtKL, on the raw cosines: with one temperature for both it fails"] = 1.0
+    kl: Annotated[KL, "the self-distillation term: SqrtKL, one of its two parts, or none"] = "sqrt"
+    kl_weight: Annotated[float, "λ"] = 20.0
+    calibrate: Annotated[bool, "start the bank from the untrained network's features"] = True
+    update: Annotated[Literal["corrected", "plain"], "rule of the bank: Grad Update or the plain one"] = "corrected"
+    bank_momentum: Annotated[float, "m"] = 0.5
+    sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
+    cutmix: Annotated[float, "α of Beta(α, α); 0 switches it off"] = 0.5
 
 
 class Sid(Method):
@@ -43,13 +43,15 @@ class Sid(Method):
 
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
         super().__init__()
-        self.settings, self.backbone = settings, backbone
+        self.settings, self.backbone, self.dtype = settings, backbone, dtype  # dtype: of the network and of the bank
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
         self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
 
     def features(self, x: Tensor) -> Tensor:
-        return F.normalize(self.head(self.backbone(x)).float(), dim=1)  # [B, D]
+        with autocast(x, self.dtype):
+            features = self.head(self.backbone(x.contiguous(memory_format=torch.channels_last)))
+        return F.normalize(features.float(), dim=1)  # [B, D]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         s = self.settings

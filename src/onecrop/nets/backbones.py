@@ -4,19 +4,16 @@ A backbone maps [B, 3, S, S] to pooled features [B, backbone.dim]. For small ima
 are taken out ("small" stem): a 32-px picture has no resolution to lose.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
 import torch.nn.functional as F
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from onecrop.errors import UserError, unknown
-from onecrop.files import atomically
+from onecrop.files import load_tensors, save_tensors
 
 Stem = Literal["small", "standard"]
 SMALL_IMAGE = 64  # px; up to here the small stem is the default
@@ -92,9 +89,7 @@ def build_backbone(name: str, stem: Stem) -> Backbone:
 
 def save_backbone(path: Path, backbone: nn.Module, facts: dict[str, Any]) -> None:
     """Weights under torchvision's keys; `facts` (name, stem, image size, where it comes from) go into the metadata."""
-    state = {key: value.detach().cpu().contiguous() for key, value in backbone.state_dict().items()}
-    with atomically(path) as temporary:
-        save_file(state, temporary, {"onecrop": json.dumps(facts)})
+    save_tensors(path, backbone.state_dict(), facts)
 
 
 def read_backbone(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -103,12 +98,7 @@ def read_backbone(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     path = path / "backbone.safetensors" if path.is_dir() else path
     if not path.exists():
         raise UserError(f"no backbone at {path}: give a finished run folder or a backbone.safetensors file")
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("onecrop", "null"))
-            state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error}): write it again from its run") from None
+    state, facts = load_tensors(path)
     if not isinstance(facts, dict) or not {"backbone", "stem", "image_size"} <= facts.keys():
         raise UserError(f"{path} was not written by onecrop: its metadata names no backbone and stem")
     return state, facts

@@ -1,0 +1,3 @@
+from onecrop.cli import main
+
+raise SystemExit(main())

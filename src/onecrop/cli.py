@@ -1,0 +1,138 @@
+"""The command line: one verb a function, no logic of its own."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, NoReturn
+
+from onecrop.data import SOURCES
+from onecrop.errors import UserError, unknown
+from onecrop.evaluate import EVALUATIONS, evaluate
+from onecrop.methods import METHODS
+from onecrop.nets import BACKBONES
+from onecrop.recipe import Recipe, describe_hint, flag, hints
+from onecrop.recipes import RECIPES, named
+from onecrop.report.tables import result_table
+from onecrop.runs import Run
+from onecrop.train import pretrain
+
+TABLES: dict[str, Any] = {
+    "methods": METHODS,
+    "backbones": BACKBONES,
+    "data": SOURCES,
+    "recipes": RECIPES,
+    "evaluations": EVALUATIONS,
+}
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As parse_args, but an unknown flag is answered with the nearest known one."""
+        values, rest = self.parse_known_args(arguments)
+        if rest:
+            known = [option for action in self._actions for option in action.option_strings]
+            near = get_close_matches(rest[0].split("=")[0], known, n=1)
+            raise UserError(f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else f" (see {self.prog} --help)"))
+        return values
+
+
+def pretrain_verb(arguments: Sequence[str]) -> None:
+    """learn a backbone from unlabelled images"""
+    first = Parser(add_help=False, allow_abbrev=False)
+    for option in ("--method", "--recipe", "--out"):
+        first.add_argument(option)
+    first.add_argument("--resume", action="store_true")
+    known, _ = first.parse_known_args(arguments)
+    base = named(known.recipe) if known.recipe else Recipe()
+    if known.resume and known.out and Run(known.out).recipe_file.exists():
+        base = Run(known.out).recipe()  # flags then only repeat what the run was begun with
+    if known.method:
+        base = base.override({"method": known.method})
+
+    parser = Parser(prog="onecrop pretrain", description=pretrain_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("data", nargs="?", help="a folder of images, or one of: " + ", ".join(SOURCES))
+    parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    for title, owner, part in (("recipe", Recipe, base), (f"settings of {base.method}", type(base.settings), base.settings)):
+        group = parser.add_argument_group(title)
+        for name, hint in hints(owner).items():
+            if name not in ("data", "settings"):
+                wanted, text = describe_hint(hint)
+                default = getattr(part, name)
+                shown = f"{text} [{'auto' if default is None else default}]".replace("%", "%%").strip()
+                group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
+    values = vars(parser.parse(arguments))
+    changes = {name: value for name, value in values.items() if name not in ("recipe", "resume") and value is not None}
+    if "data" not in changes and not (known.recipe or known.resume):
+        raise UserError(f"say what to learn from: onecrop pretrain DATA, a folder or one of {', '.join(SOURCES)}")
+    pretrain(base.override(changes), resume=values["resume"])
+
+
+def evaluate_verb(arguments: Sequence[str]) -> None:
+    """score a backbone on frozen features"""
+    parser = Parser(prog="onecrop evaluate", description=evaluate_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("--data", help="labelled data set or folder of classes (default: the run's)")
+    parser.add_argument("--with", dest="evaluations", default="knn,linear", help="of: " + ", ".join(EVALUATIONS))
+    parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
+    parser.add_argument("--data-dir", default="data")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")
+    values = vars(parser.parse(arguments))
+    values["evaluations"] = tuple(values["evaluations"].split(","))
+    print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
+
+
+def demo_verb(arguments: Sequence[str]) -> None:
+    """pretrain on procedural pictures and show what was learned"""
+    from onecrop.demo import run_demo
+
+    parser = Parser(prog="onecrop demo", description=demo_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("--out", default="demo", help="folder for the run and the pictures [demo]")
+    run_demo(Path(parser.parse(arguments).out))
+
+
+def list_verb(arguments: Sequence[str]) -> None:
+    """name the methods, backbones, data sets, recipes or evaluations"""
+    parser = Parser(prog="onecrop list", description=list_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("what", help="of: " + ", ".join(TABLES))
+    what = parser.parse(arguments).what
+    if what not in TABLES:
+        raise unknown("table", what, TABLES)
+    for name, entry in TABLES[what].items():
+        doc = (getattr(entry, "__doc__", None) or "").strip().partition("\n")[0]
+        print(f"{name:<16} {doc}".rstrip())
+
+
+VERBS = {"pretrain": pretrain_verb, "evaluate": evaluate_verb, "demo": demo_verb, "list": list_verb}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        if not arguments or arguments[0] in ("-h", "--help"):
+            print("onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass.\n")
+            for name, verb in VERBS.items():
+                print(f"  onecrop {name:<10} {verb.__doc__}")
+            print("\nonecrop VERB --help says more.")
+        elif arguments[0] not in VERBS:
+            raise unknown("verb", arguments[0], VERBS)
+        else:
+            VERBS[arguments[0]](arguments[1:])
+    except UserError as error:
+        print(f"onecrop: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("onecrop: stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output went away
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    return 0

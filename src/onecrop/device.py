@@ -1,0 +1,37 @@
+"""The device: which one, in which number format, how much of its memory."""
+
+import torch
+
+from onecrop.draws import fold
+from onecrop.errors import UserError
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"device {name!r} is not available here: use auto, cpu, cuda or cuda:N") from None
+    return device
+
+
+def choose_precision(device: torch.device) -> str:
+    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+
+
+def describe(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"
+
+
+def seed_step(seed: int, step: int) -> None:
+    """For layers that draw from torch's own generator (dropout): their randomness too is a function of the step."""
+    torch.manual_seed(fold(seed, "torch", step))
+
+
+def peak_memory(device: torch.device) -> int | None:
+    """Bytes the run has held on the GPU at most."""
+    return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

@@ -1,0 +1,69 @@
+"""Frozen features of a data set."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from onecrop.augment import CROP_TRIES, central_crop, crop_boxes, normalise, resample
+from onecrop.data import ImageSet
+from onecrop.draws import draws, fold
+
+BATCH = 512
+
+
+class Probe(NamedTuple):
+    """How to look at a backbone."""
+
+    image_size: int
+    device: torch.device
+    seed: int = 0
+    k: int = 200  # neighbours of the kNN vote
+
+
+def assert_frozen(backbone: nn.Module) -> None:
+    """Features in train mode would depend on the batch they are computed in."""
+    assert not any(module.training for module in backbone.modules()), "evaluation needs the backbone in eval mode"
+
+
+def batches(images: ImageSet, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
+    """(uint8 images, aspect) of every image, in order, the last incomplete batch included."""
+    for start in range(0, len(images), BATCH):
+        part = slice(start, start + BATCH)
+        pixels = torch.from_numpy(np.ascontiguousarray(images.images[part])).to(device)
+        yield pixels, torch.from_numpy(images.true_aspect[part]).to(device)
+
+
+def random_view(pixels: Tensor, aspect: Tensor, size: int, key: int, crop_scale: float) -> Tensor:
+    """RandomResizedCrop and flip: what a linear probe trains on."""
+    draw = draws(key, len(pixels), pixels.device)
+    uniform = draw.uniform("probe crop", 2 * CROP_TRIES + 2)
+    boxes = crop_boxes(uniform, aspect, pixels.shape[-1], (crop_scale, 1.0), (3 / 4, 4 / 3))
+    return normalise(resample(pixels, boxes, size, flip=draw.uniform("probe flip", 1)[:, 0] < 0.5))
+
+
+@torch.no_grad()
+def extract(
+    backbone: nn.Module, images: ImageSet, probe: Probe, view: int | None = None, crop_scale: float = 1.0
+) -> Tensor:
+    """[N, dim] float32 features of the central crops, or of the `view`-th random crops."""
+    assert_frozen(backbone)
+    parts = []
+    for number, (pixels, aspect) in enumerate(batches(images, probe.device)):
+        if view is None:
+            x = central_crop(pixels, aspect, probe.image_size)
+        else:
+            x = random_view(pixels, aspect, probe.image_size, fold(probe.seed, "view", view, number), crop_scale)
+        parts.append(embed(backbone, x))
+    return torch.cat(parts)
+
+
+def embed(backbone: nn.Module, x: Tensor) -> Tensor:
+    with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda):
+        return backbone(x.contiguous(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
+
+
+def labels_on(images: ImageSet, device: torch.device) -> Tensor:
+    return torch.from_numpy(images.need_labels()).to(device)

@@ -1,0 +1,174 @@
+"""Recipe: everything a run depends on, in one frozen typed dataclass.
+
+It is the Python API, the command line and the saved configuration. The settings of the chosen method are one of its
+fields; on the command line and in overrides the two stand side by side, by field name.
+"""
+
+import dataclasses
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from onecrop.data.sources import Request
+from onecrop.errors import UserError, unknown
+from onecrop.methods import METHODS, Settings
+from onecrop.nets.backbones import BACKBONES, Stem
+from onecrop.optim import OPTIMIZERS
+
+# A run may be continued with other values of these: they say where and how it runs, not what it computes.
+FREE_ON_RESUME = {"out", "data_dir", "device", "checkpoint_seconds"}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Defaults are the paper's; where they are not, the reason stands beside them. None means: chosen from the data."""
+
+    data: Annotated[str, "a named data set or a folder of images"] = "shapes"
+    out: Annotated[str, "the run folder to write"] = "runs/run"
+    data_dir: Annotated[str, "where named data sets lie, or are downloaded to"] = "data"
+    subset: Annotated[int | None, "train on so many images, drawn at random"] = None
+    skip_broken: Annotated[bool, "leave unreadable images out instead of stopping"] = False
+    method: Annotated[str, "how to learn"] = "sid"
+    settings: Annotated[Settings, "the method's own settings"] = None  # type: ignore[assignment]
+    backbone: Annotated[str, "which network"] = "resnet18"
+    stem: Annotated[Stem | None, "first layers: small keeps the resolution (default up to 64 px)"] = None
+    image_size: Annotated[int | None, "pixels the network sees (default: the data set's)"] = None
+    epochs: Annotated[int, "passes over the data"] = 100  # the paper: 400; a quarter of it reaches most of the accuracy
+    batch_size: Annotated[int, "images a step"] = 512
+    optimizer: Annotated[Literal["muon", "sgd"], "muon or sgd"] = "muon"  # the paper: SGD; muon gains 6 points at 40 epochs
+    lr: Annotated[float | None, "peak learning rate (default: the optimizer's)"] = None
+    momentum: Annotated[float, "of the optimizer"] = 0.9
+    weight_decay: Annotated[float | None, "(default: the optimizer's)"] = None
+    warmup_epochs: Annotated[float, "epochs of linear warm-up before the cosine decay"] = 0.0
+    seed: Annotated[int, "of weights, order and augmentation"] = 0
+    device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
+    precision: Annotated[
+        Literal["float32", "bfloat16"] | None, "number format of network and bank (default: bfloat16 on a GPU)"
+    ] = None
+    probe: Annotated[Literal["knn", "linear-fast"], "which evaluation --probe-every runs"] = "knn"
+    probe_every: Annotated[int, "evaluate every so many epochs; 0 never"] = 0
+    checkpoint_seconds: Annotated[float, "save the state so often; 0 after every step"] = 60.0
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise unknown("method", self.method, METHODS)
+        if self.settings is None:
+            object.__setattr__(self, "settings", METHODS[self.method].Settings())
+        if type(self.settings) is not METHODS[self.method].Settings:
+            wanted, got = METHODS[self.method].Settings.__name__, type(self.settings).__name__
+            raise UserError(f"settings of {self.method} are a {wanted}, not a {got}")
+        if self.backbone not in BACKBONES:
+            raise unknown("backbone", self.backbone, BACKBONES)
+        for part in (self, self.settings):
+            for name, hint in hints(type(part)).items():
+                if name != "settings":
+                    object.__setattr__(part, name, check(name, hint, getattr(part, name)))
+        for name, least in (("epochs", 1), ("batch_size", 2), ("image_size", 8), ("subset", 1), ("probe_every", 0)):
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise UserError(f"{flag(name)} {value} is too small: it must be at least {least}")
+        if not 0 <= self.warmup_epochs < self.epochs:
+            raise UserError(f"--warmup-epochs {self.warmup_epochs} is not between 0 and the {self.epochs} epochs")
+
+    def override(self, changes: dict[str, Any]) -> "Recipe":
+        """A copy with fields of the recipe, or of its method's settings, replaced; values may be strings."""
+        changes = dict(changes)
+        own = {name: changes.pop(name) for name in list(changes) if name in hints(Recipe)}
+        settings = own.pop("settings", None)
+        if "method" in own and own["method"] != self.method:
+            settings = settings or None
+        else:
+            settings = settings or self.settings
+        base = dataclasses.replace(self, **{**_typed(Recipe, own), "settings": settings})
+        known = hints(type(base.settings))
+        for name in changes:
+            if name not in known:
+                raise unknown("field", name, [*hints(Recipe), *known])
+        return dataclasses.replace(base, settings=dataclasses.replace(base.settings, **_typed(type(base.settings), changes)))
+
+    def differences(self, other: "Recipe") -> list[str]:
+        """Names of the fields that differ and matter to what is computed."""
+        mine, theirs = self.flat(), other.flat()
+        return [name for name in mine | theirs if name not in FREE_ON_RESUME and mine.get(name) != theirs.get(name)]
+
+    def flat(self) -> dict[str, Any]:
+        """Field -> value, the method's settings beside the recipe's own."""
+        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
+        return own | dataclasses.asdict(self.settings)
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, content: dict[str, Any]) -> "Recipe":
+        content = dict(content)
+        settings = content.pop("settings", {})
+        return cls(method=content.get("method", "sid")).override({**content, **settings})
+
+    def request(self) -> Request:
+        return Request(self.data_dir, self.image_size, self.subset, self.seed, self.skip_broken)
+
+
+def flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def hints(cls: type) -> dict[str, Any]:
+    """Field -> type, with Annotated help kept."""
+    types = get_type_hints(cls, include_extras=True)
+    return {f.name: types[f.name] for f in fields(cls)}
+
+
+def _typed(cls: type, changes: dict[str, Any]) -> dict[str, Any]:
+    types = hints(cls)
+    return {name: check(name, types[name], value) for name, value in changes.items()}
+
+
+def bare(hint: Any) -> Any:
+    return get_args(hint)[0] if get_origin(hint) is Annotated else hint
+
+
+def describe_hint(hint: Any) -> tuple[str, str]:
+    """(what may be given, help text) for the command line."""
+    text = get_args(hint)[1] if get_origin(hint) is Annotated else ""
+    kinds = [h for h in _members(bare(hint)) if h is not NoneType]
+    choices = [str(c) for h in kinds if get_origin(h) is Literal for c in get_args(h)]
+    return ("|".join(choices) or {bool: "true|false"}.get(kinds[0], kinds[0].__name__.upper())), text
+
+
+def _members(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def check(name: str, hint: Any, value: Any) -> Any:
+    """`value` as the field's type, read from a string where it is one."""
+    hint = bare(hint)
+    for member in _members(hint):
+        if member is NoneType:
+            if value is None or value == "none":
+                return None
+        elif get_origin(member) is Literal:
+            if value in get_args(member):
+                return value
+        elif member is bool:
+            if isinstance(value, bool) or value in ("true", "false"):
+                return value in (True, "true")
+        elif member in (int, float) and not isinstance(value, bool):
+            try:
+                number = member(value)
+            except (TypeError, ValueError):
+                continue
+            if number == number and (not isinstance(value, float) or number == value):
+                return number
+        elif member is str and isinstance(value, str):
+            return value
+    wanted, _ = describe_hint(hint)
+    raise UserError(f"{flag(name)} {value!r} is not valid: it takes {wanted}")
+
+
+def default_lr(recipe: Recipe) -> float:
+    return OPTIMIZERS[recipe.optimizer].lr if recipe.lr is None else recipe.lr
+
+
+def default_weight_decay(recipe: Recipe) -> float:
+    return OPTIMIZERS[recipe.optimizer].weight_decay if recipe.weight_decay is None else recipe.weight_decay

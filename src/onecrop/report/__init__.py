@@ -1,0 +1,1 @@
+"""Tables and pictures from a run's JSON lines and from arrays. Never imports torch."""

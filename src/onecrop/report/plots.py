@@ -1,0 +1,74 @@
+"""Pictures, drawn with matplotlib."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onecrop.errors import UserError
+from onecrop.files import read_json_lines
+
+NOT_CURVES = {"epoch", "step", "lr", "images_per_second", "seconds", "peak_memory"}
+
+
+def _pyplot() -> Any:
+    try:
+        import matplotlib
+    except ImportError:
+        raise UserError("pictures need matplotlib: pip install 'onecrop[plots]'") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def plot_curves(run: Path, path: Path) -> Path:
+    """Every loss term and watched value of metrics.jsonl over the epochs, and probes from results.jsonl."""
+    rows = read_json_lines(run / "metrics.jsonl")
+    probes = [row for row in read_json_lines(run / "results.jsonl") if row.get("of") == "pretrained" and "step" in row]
+    names = [name for name in (rows[0] if rows else {}) if name not in NOT_CURVES]
+    panels = [(name, [r["epoch"] for r in rows], [r[name] for r in rows]) for name in names]
+    for name in dict.fromkeys(row["evaluation"] for row in probes):
+        mine = [row for row in probes if row["evaluation"] == name]
+        panels.append((f"{name}, %", [r["epoch"] for r in mine], [r["accuracy"] for r in mine]))
+    plt = _pyplot()
+    figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(3.2 * max(1, len(panels)), 2.8), squeeze=False)
+    for axis, (name, x, y) in zip(axes[0], panels, strict=False):
+        axis.plot(x, y, marker="o", markersize=3, linewidth=1.5)
+        axis.set(title=name.replace("_", " "), xlabel="epoch")
+        axis.grid(alpha=0.3)
+    return _save(figure, path, plt)
+
+
+def plot_gallery(
+    queries: NDArray[np.uint8], neighbours: NDArray[np.uint8], same: NDArray[np.bool_], path: Path, titles: Sequence[str]
+) -> Path:
+    """Each query [Q, 3, R, R] and its neighbours [Q, K, 3, R, R]; a neighbour of another class has a red frame."""
+    plt = _pyplot()
+    count, width = neighbours.shape[:2]
+    figure, axes = plt.subplots(count, width + 1, figsize=(width + 1, count), squeeze=False)
+    for row in range(count):
+        for column in range(width + 1):
+            picture = queries[row] if column == 0 else neighbours[row, column - 1]
+            axis = axes[row, column]
+            axis.imshow(picture.transpose(1, 2, 0))
+            axis.set(xticks=[], yticks=[])
+            wrong = column > 0 and not same[row, column - 1]
+            for spine in axis.spines.values():
+                spine.set(color="red" if wrong else "white", linewidth=3)
+        axes[row, 0].set_ylabel(titles[row], rotation=0, ha="right", va="center")
+    axes[0, 0].set_title("query", fontsize=9)
+    axes[0, 1].set_title("nearest", fontsize=9)
+    return _save(figure, path, plt)
+
+
+def _save(figure: Any, path: Path, plt: Any) -> Path:
+    try:
+        figure.savefig(path, dpi=120, bbox_inches="tight")
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror}") from None
+    finally:
+        plt.close(figure)
+    return path

@@ -1,0 +1,140 @@
+"""The run folder: recipe.json, provenance.json, metrics.jsonl, results.jsonl, checkpoint/, backbone.safetensors, log.txt.
+
+backbone.safetensors is written last: a run that has it is finished and never written to again.
+"""
+
+import json
+import platform
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from onecrop.device import describe
+from onecrop.errors import UserError
+from onecrop.files import append_json_line, load_tensors, read_json_lines, save_tensors, write_atomically, write_json
+from onecrop.recipe import Recipe, flag
+
+
+class Run:
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self.recipe_file = self.folder / "recipe.json"
+        self.metrics_file = self.folder / "metrics.jsonl"
+        self.results_file = self.folder / "results.jsonl"
+        self.backbone_file = self.folder / "backbone.safetensors"
+        self.checkpoint_file = self.folder / "checkpoint" / "state.safetensors"
+
+    @property
+    def finished(self) -> bool:
+        return self.backbone_file.exists()
+
+    def recipe(self) -> Recipe:
+        try:
+            return Recipe.from_json(json.loads(self.recipe_file.read_text()))
+        except FileNotFoundError:
+            raise UserError(f"{self.folder} is not a run folder: it has no recipe.json") from None
+        except (ValueError, TypeError, OSError) as error:
+            raise UserError(f"{self.recipe_file} cannot be read: {error}") from None
+
+    def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None:
+        """Make the folder, or check that `recipe` is the one this run was begun with."""
+        if self.recipe_file.exists() and resume:
+            saved = self.recipe()
+            for name in recipe.differences(saved):
+                was, now = saved.flat().get(name), recipe.flat().get(name)
+                raise UserError(
+                    f"{self.folder} was begun with {flag(name)} {was}, not {now}: resume it as it was, or choose another --out"
+                )
+            begun = self._begun_with()
+            if begun != provenance["data_fingerprint"]:
+                raise UserError(f"{self.folder} was begun with other images than {recipe.data} holds now")
+            return
+        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+            raise UserError(f"{self.folder} exists and is not overwritten: choose another --out, or pass --resume")
+        write_json(self.folder / "provenance.json", provenance)
+        write_json(self.recipe_file, recipe.to_json())
+
+    def _begun_with(self) -> str:
+        try:
+            return str(json.loads((self.folder / "provenance.json").read_text())["data_fingerprint"])
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{self.folder / 'provenance.json'} cannot be read: {error}") from None
+
+    def say(self, line: str) -> None:
+        print(line, flush=True)
+        self.log(line)
+
+    def log(self, line: str) -> None:
+        try:
+            with (self.folder / "log.txt").open("a") as file:
+                file.write(line + "\n")
+        except OSError as error:
+            raise UserError(f"cannot write {self.folder / 'log.txt'}: {error.strerror}") from None
+
+    def add_metrics(self, row: dict[str, Any]) -> None:
+        append_json_line(self.metrics_file, row)
+
+    def add_result(self, row: dict[str, Any]) -> None:
+        append_json_line(self.results_file, row)
+
+    def save(self, step: int, tensors: dict[str, Tensor]) -> None:
+        save_tensors(self.checkpoint_file, tensors, {"step": step})
+
+    def restore(self) -> tuple[int, dict[str, Tensor]]:
+        """-> step and tensors of the last checkpoint (0 and nothing where there is none); later metrics are dropped."""
+        step, tensors = 0, {}
+        if self.checkpoint_file.exists():
+            try:
+                tensors, facts = load_tensors(self.checkpoint_file)
+            except UserError as error:
+                raise UserError(f"{error}: remove it to start {self.folder} from its beginning") from None
+            if not isinstance(facts, dict) or not isinstance(facts.get("step"), int):
+                raise UserError(f"{self.checkpoint_file} is not a checkpoint of onecrop: remove it to start again")
+            step = facts["step"]
+        for file in (self.metrics_file, self.results_file):
+            rows = [row for row in read_json_lines(file) if row.get("step", 0) <= step]
+            if file.exists():
+                write_atomically(file, "".join(json.dumps(row) + "\n" for row in rows).encode())
+        for part in self.folder.rglob(".*.part"):  # left by a kill in the middle of a write
+            part.unlink(missing_ok=True)
+        return step, tensors
+
+
+def provenance(recipe: Recipe, fingerprint: str, num_images: int, device: torch.device) -> dict[str, Any]:
+    """What one needs to know to trust a result, or to get it again."""
+    versions = {}
+    for package in ("onecrop", "torch", "torchvision", "numpy", "safetensors"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # onecrop itself, run from its source folder
+            versions[package] = "source"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "commit": _commit(),
+        "seed": recipe.seed,
+        "data_fingerprint": fingerprint,
+        "num_images": num_images,
+        "device": describe(device),
+        "host": platform.platform(),
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+
+
+def _commit() -> str | None:
+    """The source's commit, where it runs from a checkout."""
+    here = Path(__file__).resolve().parent
+    if not (here.parents[1] / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
+    except OSError:
+        return None
+    return done.stdout.strip() or None

@@ -1,0 +1,236 @@
+"""Pretraining: the loop, from a recipe to a run folder with a backbone in it."""
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from onecrop.data import ImageSet, Loader, load
+from onecrop.device import choose_device, choose_precision, describe, peak_memory, seed_step
+from onecrop.errors import UserError
+from onecrop.evaluate import Probe, check_labels, run_probe
+from onecrop.methods import METHODS, Method
+from onecrop.nets import build_backbone, save_backbone
+from onecrop.nets.backbones import choose_stem
+from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer, set_learning_rate
+from onecrop.progress import Progress, duration
+from onecrop.recipe import Recipe
+from onecrop.runs import Run, provenance
+
+
+def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
+    """Train as the recipe says and return the run folder. A killed run continues with `resume` to the same bits."""
+    device = choose_device(recipe.device)
+    run = Run(recipe.out)
+    if run.finished and resume:
+        print(f"{run.folder} is finished: nothing to resume")
+        return run.folder
+    images = load(recipe.data, "train", recipe.request())
+    recipe = resolve(recipe, images, device)
+    if recipe.probe_every:
+        check_labels(recipe.data, recipe.request())
+    loader = Loader(images, recipe.batch_size, device, recipe.seed)
+    run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device), resume)
+    run.say(
+        f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; {recipe.backbone}, {recipe.stem} stem; "
+        f"{recipe.method}, {recipe.optimizer} lr {recipe.lr:g}; {describe(device)}, {recipe.precision}"
+    )
+    Training(recipe, run, loader, device).run_to_end()
+    return run.folder
+
+
+def resolve(recipe: Recipe, images: ImageSet, device: torch.device) -> Recipe:
+    """Fill in every None: what a run did is read from its recipe, not from defaults of the day."""
+    size = recipe.image_size or images.image_size
+    choice = OPTIMIZERS[recipe.optimizer]
+    return replace(
+        recipe,
+        image_size=size,
+        stem=recipe.stem or choose_stem(size),
+        lr=choice.lr if recipe.lr is None else recipe.lr,
+        weight_decay=choice.weight_decay if recipe.weight_decay is None else recipe.weight_decay,
+        precision=recipe.precision or choose_precision(device),
+    )
+
+
+def build_method(recipe: Recipe, num_images: int) -> Method:
+    """The untrained method, a function of the recipe's seed."""
+    assert recipe.stem and recipe.image_size and recipe.precision  # resolved
+    torch.manual_seed(recipe.seed)
+    backbone = build_backbone(recipe.backbone, recipe.stem)
+    build = cast(Any, METHODS[recipe.method])
+    dtype = getattr(torch, recipe.precision)
+    return cast(Method, build(recipe.settings, backbone, num_images, recipe.image_size, dtype))
+
+
+class Training:
+    """The state of a run: network, bank, optimiser, step, and the sums of the epoch under way."""
+
+    def __init__(self, recipe: Recipe, run: Run, loader: Loader, device: torch.device) -> None:
+        assert recipe.lr is not None and recipe.weight_decay is not None  # resolved
+        self.recipe, self.run, self.loader, self.device = recipe, run, loader, device
+        self.peak_lr = recipe.lr
+        self.method = build_method(recipe, loader.num_images).to(device, memory_format=torch.channels_last)
+        self.optimizer = OPTIMIZERS[recipe.optimizer].build(
+            self.method.parameters(), torch.tensor(self.peak_lr, device=device), recipe.momentum, recipe.weight_decay
+        )
+        self.steps_per_epoch = loader.batches_per_epoch
+        self.total_steps = recipe.epochs * self.steps_per_epoch
+        self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
+        self.sums: dict[str, Tensor] = {}  # of terms and watched values over the epoch, on the device
+        self.step = self._restore()
+
+    def run_to_end(self) -> None:
+        started = last_saved = time.monotonic()
+        if self.step == 0:
+            self.method.prepare(self.loader)
+            self.run.say(f"prepared in {time.monotonic() - started:.1f} s")
+        else:
+            self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
+        progress = Progress()
+        epoch_started, epoch_first_step, line = time.monotonic(), self.step, ""
+        with _interruptible() as interrupted:
+            while self.step < self.total_steps:
+                self.train_step()
+                whole_epoch = self.step % self.steps_per_epoch == 0
+                if whole_epoch or progress.due():
+                    means = self._means()
+                    seconds = time.monotonic() - epoch_started
+                    rate = (self.step - epoch_first_step) * self.recipe.batch_size / seconds
+                    line = self._line(means, rate)
+                    progress.update(line, final=whole_epoch and progress.due())
+                if whole_epoch:
+                    self._finish_epoch(means, rate, seconds, line)
+                    epoch_first_step = self.step
+                due = time.monotonic() - last_saved >= self.recipe.checkpoint_seconds
+                if interrupted or due or self.step == self.total_steps:
+                    self._save()
+                    last_saved = time.monotonic()
+                if interrupted:
+                    raise UserError(
+                        f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
+                        f"continue with `onecrop pretrain --out {self.run.folder} --resume`"
+                    )
+                if whole_epoch:
+                    epoch_started = time.monotonic()
+        if line:
+            progress.update(line, final=True)
+        self._finish()
+
+    def train_step(self) -> None:
+        seed_step(self.recipe.seed, self.step)
+        set_learning_rate(self.optimizer, self.peak_lr * cosine(self.step, self.total_steps, self.warmup_steps))
+        self.method.train()
+        terms = self.method(self.loader.batch(self.step))
+        torch.stack(list(terms.values())).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.method.after_step(self.step / self.total_steps)
+        for name, value in {**terms, **self.method.watch}.items():
+            self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value.detach()
+
+    def _means(self) -> dict[str, float]:
+        """Read the sums back from the device: the loop's only synchronisation, once an epoch or a progress line."""
+        count = (self.step - 1) % self.steps_per_epoch + 1
+        means = {name: float(value) / count for name, value in self.sums.items()}
+        bad = [name for name, value in means.items() if value != value or abs(value) == float("inf")]
+        if bad:
+            raise UserError(
+                f"{bad[0]} is not a finite number at step {self.step}: lower --lr and start again, "
+                f"or look at the last good state in {self.run.checkpoint_file.parent}"
+            )
+        return means
+
+    def _line(self, means: dict[str, float], rate: float) -> str:
+        epoch = (self.step - 1) // self.steps_per_epoch + 1
+        left = duration((self.total_steps - self.step) * self.recipe.batch_size / rate)
+        values = "  ".join(f"{name} {value:.4g}" for name, value in means.items())
+        return f"epoch {epoch}/{self.recipe.epochs}  {rate:,.0f} images/s  {left} left  {values}"
+
+    def _finish_epoch(self, means: dict[str, float], rate: float, seconds: float, line: str) -> None:
+        epoch = self.step // self.steps_per_epoch
+        lr = self.peak_lr * cosine(self.step - 1, self.total_steps, self.warmup_steps)
+        row = {"epoch": epoch, "step": self.step, "lr": lr, **means}
+        row |= {"images_per_second": rate, "seconds": seconds, "peak_memory": peak_memory(self.device)}
+        self.run.add_metrics(row)
+        self.run.log(line)
+        self.sums = {}
+        every = self.recipe.probe_every
+        if every and (epoch % every == 0 or self.step == self.total_steps):
+            self._probe(epoch)
+
+    def _probe(self, epoch: int) -> None:
+        self.method.eval()
+        assert self.recipe.image_size is not None
+        probe = Probe(self.recipe.image_size, self.device, self.recipe.seed)
+        row = run_probe(self.recipe.probe, self.method.backbone, self.recipe.data, self.recipe.request(), probe)
+        self.run.add_result({"of": "pretrained", "epoch": epoch, "step": self.step, **row})
+        self.run.say(f"epoch {epoch}: {row['evaluation']} {row['accuracy']:.2f} %")
+
+    def _save(self) -> None:
+        self._means() if self.sums else None  # never replace a good checkpoint by a broken one
+        state = {f"method.{k}": v for k, v in self.method.state_dict().items()}
+        broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+        if broken:
+            raise UserError(f"{broken[0]} is not finite at step {self.step}: lower --lr; the last checkpoint is kept")
+        state |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer, self.method).items()}
+        state |= {f"sums.{k}": v for k, v in self.sums.items()}
+        self.run.save(self.step, state)
+
+    def _restore(self) -> int:
+        step, tensors = self.run.restore()
+        if not step:
+            return 0
+
+        def part(prefix: str) -> dict[str, Tensor]:
+            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
+
+        try:
+            self.method.load_state_dict(part("method."), strict=True)
+            restore_optimizer(self.optimizer, self.method, part("optimizer."))
+        except (RuntimeError, KeyError) as error:
+            reason = " ".join(str(error).split())[:200]
+            raise UserError(f"{self.run.checkpoint_file} belongs to another run: {reason}") from None
+        self.sums = {k: v.to(self.device) for k, v in part("sums.").items()}
+        return step
+
+    def _finish(self) -> None:
+        facts = {
+            "backbone": self.recipe.backbone,
+            "stem": self.recipe.stem,
+            "image_size": self.recipe.image_size,
+            "data": self.recipe.data,
+            "method": self.recipe.method,
+            "epoch": self.recipe.epochs,
+            "seed": self.recipe.seed,
+        }
+        save_backbone(self.run.backbone_file, self.method.backbone, facts)
+        self.run.say(f"finished: {self.run.backbone_file}")
+
+
+@contextmanager
+def _interruptible() -> Iterator[list[int]]:
+    """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once."""
+    caught: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: no handler to set
+        yield caught
+        return
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before)
