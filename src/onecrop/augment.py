@@ -18,7 +18,9 @@ GREY = (0.2989, 0.587, 0.114)  # luma weights of torchvision
 CROP_TRIES = 10  # as RandomResizedCrop
 
 
-def crop_boxes(draw: Tensor, aspect: Tensor, size: int, scale: tuple[float, float], ratio: tuple[float, float]) -> Tensor:
+def crop_boxes(
+    draw: Tensor, aspect: Tensor, size: int, scale: tuple[float, float], ratio: tuple[float, float]
+) -> Tensor:
     """RandomResizedCrop's boxes in pixels of the stored square -> [B, 4] (top, left, height, width).
 
     draw: uniform [B, 2·CROP_TRIES + 2]. Area and ratio are those of the true picture; the first of ten tries that fits
@@ -99,7 +101,7 @@ def shift_hue(x: Tensor, shift: Tensor) -> Tensor:
 
 
 def blend(x: Tensor, factor: Tensor, which: Tensor) -> Tensor:
-    """x ← clamp(f·x + (1−f)·target), target = 0 (brightness, which 0), mean luma (contrast, 1) or luma (saturation, 2)."""
+    """x ← clamp(f·x + (1−f)·t): t = 0 (which 0, brightness), mean luma (1, contrast) or luma (2, saturation)."""
     luma = grey(x)
     which, factor = which.view(-1, 1, 1, 1), factor.view(-1, 1, 1, 1)
     target = torch.where(which == 1, luma.mean((2, 3), keepdim=True), luma) * (which > 0)
@@ -107,7 +109,7 @@ def blend(x: Tensor, factor: Tensor, which: Tensor) -> Tensor:
 
 
 def colour_jitter(x: Tensor, factors: Tensor, hue: Tensor, order: Tensor, first: int = 0) -> Tensor:
-    """Brightness, contrast and saturation by `factors` [B, 3] in the order `order` [B, 3], with a turn of the hue between.
+    """Brightness, contrast and saturation by `factors` [B, 3], in the order `order` [B, 3], and a turn of the hue.
 
     Turning the hue is the costly part and happens once an image: its place in the order is the image's place in the
     batch modulo four, which is random because the batch's order is.
@@ -163,7 +165,10 @@ class Augment(nn.Module):
         self.size, self.scale, self.ratio = size, (crop_scale, 1.0), (3 / 4, 4 / 3)
         self.jitter, self.jitter_probability = jitter, jitter_probability
         self.grey_probability = grey_probability
-        self.blur_probability, self.reach = blur_probability, max(1, size // 20)  # the kernel spans a tenth of the image
+        self.blur_probability, self.reach = (
+            blur_probability,
+            max(1, size // 20),
+        )  # the kernel spans a tenth of the image
 
     @torch.no_grad()
     def forward(self, images: Tensor, aspect: Tensor, draws: Draws, view: str = "view") -> Tensor:

@@ -38,7 +38,9 @@ class Parser(argparse.ArgumentParser):
         if rest:
             known = [option for action in self._actions for option in action.option_strings]
             near = get_close_matches(rest[0].split("=")[0], known, n=1)
-            raise UserError(f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else f" (see {self.prog} --help)"))
+            raise UserError(
+                f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else f" (see {self.prog} --help)")
+            )
         return values
 
 
@@ -59,7 +61,10 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("data", nargs="?", help="a folder of images, or one of: " + ", ".join(SOURCES))
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
-    for title, owner, part in (("recipe", Recipe, base), (f"settings of {base.method}", type(base.settings), base.settings)):
+    for title, owner, part in (
+        ("recipe", Recipe, base),
+        (f"settings of {base.method}", type(base.settings), base.settings),
+    ):
         group = parser.add_argument_group(title)
         for name, hint in hints(owner).items():
             if name not in ("data", "settings"):

@@ -1,5 +1,7 @@
 """The device: which one, in which number format, how much of its memory."""
 
+from typing import Literal
+
 import torch
 
 from onecrop.draws import fold
@@ -17,7 +19,7 @@ def choose_device(name: str) -> torch.device:
     return device
 
 
-def choose_precision(device: torch.device) -> str:
+def choose_precision(device: torch.device) -> Literal["float32", "bfloat16"]:
     return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
 
 

@@ -54,7 +54,7 @@ class Muon(torch.optim.Optimizer):
             buffers = [self.state[p]["momentum_buffer"] for p in params]
             torch._foreach_mul_(buffers, group["momentum"])
             torch._foreach_add_(buffers, grads)
-            updates = torch._foreach_add(grads, buffers, alpha=group["momentum"])
+            updates = list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
             if group["matrices"]:
                 updates = _orthogonalise_all(updates)
                 torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
@@ -123,7 +123,9 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tenso
     for name, value in tensors.items():
         parameter = parameters[name.rpartition("/")[0]]
         like = value.to(parameter.device)
-        if like.shape == parameter.shape:  # in the parameter's own memory layout, or the next step would round otherwise
+        if (
+            like.shape == parameter.shape
+        ):  # in the parameter's own memory layout, or the next step would round otherwise
             like = torch.empty_like(parameter, dtype=like.dtype).copy_(like)
         state[parameter][name.rpartition("/")[2]] = like
-    optimizer.state = defaultdict(dict, state)
+    optimizer.state = state  # type: ignore[assignment]

@@ -7,13 +7,12 @@ fields; on the command line and in overrides the two stand side by side, by fiel
 import dataclasses
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from onecrop.data.sources import Request
 from onecrop.errors import UserError, unknown
 from onecrop.methods import METHODS, Settings
 from onecrop.nets.backbones import BACKBONES, Stem
-from onecrop.optim import OPTIMIZERS
 
 # A run may be continued with other values of these: they say where and how it runs, not what it computes.
 FREE_ON_RESUME = {"out", "data_dir", "device", "checkpoint_seconds"}
@@ -35,7 +34,9 @@ class Recipe:
     image_size: Annotated[int | None, "pixels the network sees (default: the data set's)"] = None
     epochs: Annotated[int, "passes over the data"] = 100  # the paper: 400; a quarter of it reaches most of the accuracy
     batch_size: Annotated[int, "images a step"] = 512
-    optimizer: Annotated[Literal["muon", "sgd"], "muon or sgd"] = "muon"  # the paper: SGD; muon gains 6 points at 40 epochs
+    optimizer: Annotated[Literal["muon", "sgd"], "muon or sgd"] = (
+        "muon"  # the paper: SGD; muon gains 6 points at 40 epochs
+    )
     lr: Annotated[float | None, "peak learning rate (default: the optimizer's)"] = None
     momentum: Annotated[float, "of the optimizer"] = 0.9
     weight_decay: Annotated[float | None, "(default: the optimizer's)"] = None
@@ -52,7 +53,7 @@ class Recipe:
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise unknown("method", self.method, METHODS)
-        if self.settings is None:
+        if cast(Settings | None, self.settings) is None:
             object.__setattr__(self, "settings", METHODS[self.method].Settings())
         if type(self.settings) is not METHODS[self.method].Settings:
             wanted, got = METHODS[self.method].Settings.__name__, type(self.settings).__name__
@@ -75,16 +76,16 @@ class Recipe:
         changes = dict(changes)
         own = {name: changes.pop(name) for name in list(changes) if name in hints(Recipe)}
         settings = own.pop("settings", None)
-        if "method" in own and own["method"] != self.method:
-            settings = settings or None
-        else:
-            settings = settings or self.settings
+        same_method = own.get("method", self.method) == self.method
+        settings = settings or (self.settings if same_method else None)  # None: the new method's defaults
         base = dataclasses.replace(self, **{**_typed(Recipe, own), "settings": settings})
         known = hints(type(base.settings))
         for name in changes:
             if name not in known:
                 raise unknown("field", name, [*hints(Recipe), *known])
-        return dataclasses.replace(base, settings=dataclasses.replace(base.settings, **_typed(type(base.settings), changes)))
+        return dataclasses.replace(
+            base, settings=dataclasses.replace(base.settings, **_typed(type(base.settings), changes))
+        )
 
     def differences(self, other: "Recipe") -> list[str]:
         """Names of the fields that differ and matter to what is computed."""
@@ -164,11 +165,3 @@ def check(name: str, hint: Any, value: Any) -> Any:
             return value
     wanted, _ = describe_hint(hint)
     raise UserError(f"{flag(name)} {value!r} is not valid: it takes {wanted}")
-
-
-def default_lr(recipe: Recipe) -> float:
-    return OPTIMIZERS[recipe.optimizer].lr if recipe.lr is None else recipe.lr
-
-
-def default_weight_decay(recipe: Recipe) -> float:
-    return OPTIMIZERS[recipe.optimizer].weight_decay if recipe.weight_decay is None else recipe.weight_decay

@@ -25,7 +25,7 @@ def demo() -> Recipe:
         data="shapes",
         out="demo/run",
         backbone="tiny",
-        epochs=16,
+        epochs=12,
         batch_size=128,
         settings=SidSettings(dim=128, hidden=256, cutmix=0.0, update="plain", bank_momentum=0.2),
     )

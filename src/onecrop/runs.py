@@ -1,4 +1,4 @@
-"""The run folder: recipe.json, provenance.json, metrics.jsonl, results.jsonl, checkpoint/, backbone.safetensors, log.txt.
+"""The run folder: recipe.json, provenance.json, metrics.jsonl, results.jsonl, checkpoint/, log.txt and the backbone.
 
 backbone.safetensors is written last: a run that has it is finished and never written to again.
 """
@@ -49,7 +49,8 @@ class Run:
             for name in recipe.differences(saved):
                 was, now = saved.flat().get(name), recipe.flat().get(name)
                 raise UserError(
-                    f"{self.folder} was begun with {flag(name)} {was}, not {now}: resume it as it was, or choose another --out"
+                    f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
+                    "resume it as it was, or choose another --out"
                 )
             begun = self._begun_with()
             if begun != provenance["data_fingerprint"]:
@@ -88,7 +89,7 @@ class Run:
 
     def restore(self) -> tuple[int, dict[str, Tensor]]:
         """-> step and tensors of the last checkpoint (0 and nothing where there is none); later metrics are dropped."""
-        step, tensors = 0, {}
+        step, tensors = 0, dict[str, Tensor]()
         if self.checkpoint_file.exists():
             try:
                 tensors, facts = load_tensors(self.checkpoint_file)
@@ -134,7 +135,9 @@ def _commit() -> str | None:
     if not (here.parents[1] / ".git").exists():
         return None
     try:
-        done = subprocess.run(["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True)
+        done = subprocess.run(
+            ["git", "-C", str(here), "describe", "--always", "--dirty"], capture_output=True, text=True
+        )
     except OSError:
         return None
     return done.stdout.strip() or None

@@ -61,7 +61,9 @@ def resolve(recipe: Recipe, images: ImageSet, device: torch.device) -> Recipe:
 
 def build_method(recipe: Recipe, num_images: int) -> Method:
     """The untrained method, a function of the recipe's seed."""
-    assert recipe.stem and recipe.image_size and recipe.precision  # resolved
+    assert recipe.stem is not None, "the recipe is not resolved"
+    assert recipe.image_size is not None
+    assert recipe.precision is not None
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, recipe.stem)
     build = cast(Any, METHODS[recipe.method])
@@ -73,10 +75,11 @@ class Training:
     """The state of a run: network, bank, optimiser, step, and the sums of the epoch under way."""
 
     def __init__(self, recipe: Recipe, run: Run, loader: Loader, device: torch.device) -> None:
-        assert recipe.lr is not None and recipe.weight_decay is not None  # resolved
+        assert recipe.lr is not None
+        assert recipe.weight_decay is not None
         self.recipe, self.run, self.loader, self.device = recipe, run, loader, device
         self.peak_lr = recipe.lr
-        self.method = build_method(recipe, loader.num_images).to(device, memory_format=torch.channels_last)
+        self.method = build_method(recipe, loader.num_images).to(device).to(memory_format=torch.channels_last)
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
             self.method.parameters(), torch.tensor(self.peak_lr, device=device), recipe.momentum, recipe.weight_decay
         )
@@ -157,7 +160,7 @@ class Training:
     def _finish_epoch(self, means: dict[str, float], rate: float, seconds: float, line: str) -> None:
         epoch = self.step // self.steps_per_epoch
         lr = self.peak_lr * cosine(self.step - 1, self.total_steps, self.warmup_steps)
-        row = {"epoch": epoch, "step": self.step, "lr": lr, **means}
+        row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": lr, **means}
         row |= {"images_per_second": rate, "seconds": seconds, "peak_memory": peak_memory(self.device)}
         self.run.add_metrics(row)
         self.run.log(line)

@@ -22,7 +22,7 @@ class Batch(NamedTuple):
     """All a method may know, already on the device."""
 
     images: Tensor  # uint8 [B, 3, R, R], not augmented
-    index: Tensor  # int64 [B], row of each image in its data set
+    index: Tensor  # type: ignore[assignment]  # int64 [B], row of each image in its data set
     aspect: Tensor  # float32 [B], true width / height (images are stored square)
     draws: Draws  # this step's random numbers
 

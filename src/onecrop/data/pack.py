@@ -37,7 +37,9 @@ def list_images(folder: Path) -> list[Path]:
     )
 
 
-def pack(name: str, root: Path, files: Sequence[Path], image_size: int, stored_size: int, skip_broken: bool) -> ImageSet:
+def pack(
+    name: str, root: Path, files: Sequence[Path], image_size: int, stored_size: int, skip_broken: bool
+) -> ImageSet:
     """-> ImageSet over a memory map, without labels; `files` says what was kept."""
     key = _fingerprint(root, files, stored_size, skip_broken)
     folder = cache_folder() / key
@@ -61,7 +63,9 @@ def _fingerprint(root: Path, files: Sequence[Path], stored_size: int, skip_broke
     digest = hashlib.blake2b(f"{stored_size} {skip_broken}".encode(), digest_size=16)
     for file in files:
         state = file.stat()
-        digest.update(f"{file.relative_to(root)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape"))
+        digest.update(
+            f"{file.relative_to(root)}\0{state.st_size}\0{state.st_mtime_ns}\n".encode(errors="surrogateescape")
+        )
     return digest.hexdigest()
 
 
@@ -85,7 +89,9 @@ def _write(folder: Path, files: Sequence[Path], size: int, skip_broken: bool) ->
         temporary.mkdir(parents=True)
         shape = (len(files), 3, size, size)
         images = np.lib.format.open_memmap(temporary / "images.npy", mode="w+", dtype=np.uint8, shape=shape)
-        aspects, kept, broken = [], [], []
+        aspects: list[float] = []
+        kept: list[int] = []
+        broken: list[str] = []
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for number, decoded in enumerate(pool.map(lambda file: _decode(file, size), files)):
                 if isinstance(decoded, str):
@@ -105,8 +111,7 @@ def _write(folder: Path, files: Sequence[Path], size: int, skip_broken: bool) ->
             raise UserError(f"none of the {len(files)} images could be read; the first: {broken[0]}")
         if broken:
             (temporary / "broken.txt").write_text("\n".join(broken) + "\n", errors="surrogateescape")
-            images = images[: len(kept)].copy()
-            np.save(temporary / "images.npy", images)
+            np.save(temporary / "images.npy", images[: len(kept)].copy())
         else:
             images.flush()
         np.save(temporary / "aspect.npy", np.array(aspects, np.float32))
@@ -115,6 +120,8 @@ def _write(folder: Path, files: Sequence[Path], size: int, skip_broken: bool) ->
     except OSError as error:
         if folder.exists():  # another process packed the same files meanwhile
             return
-        raise UserError(f"cannot write the pack {folder}: {error.strerror}; set ONECROP_CACHE to a disk with room") from None
+        raise UserError(
+            f"cannot write the pack {folder}: {error.strerror}; set ONECROP_CACHE to a disk with room"
+        ) from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

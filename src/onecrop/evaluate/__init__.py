@@ -38,16 +38,17 @@ def evaluate(
     seed: int = 0,
     k: int = 200,
 ) -> list[dict[str, Any]]:
-    """Score a run's backbone (and, as baselines, the same net untrained and raw pixels); rows go to results.jsonl too."""
+    """Score a run's backbone and, as baselines, raw pixels and the same net untrained; results.jsonl gets the rows."""
     for name in evaluations:
         if name not in EVALUATIONS:
             raise unknown("evaluation", name, EVALUATIONS)
     _, facts = read_backbone(run)
     size, data = facts["image_size"], data or facts["data"]
     probe = Probe(size, choose_device(device), seed, k)
-    candidates: dict[str, Callable[[], nn.Module]] = {"pretrained": partial(load_backbone, run)}
+    candidates: dict[str, Callable[[], nn.Module]] = {}
     if baselines:
-        candidates |= {"untrained": partial(untrained_like, run, facts.get("seed", 0)), "pixels": partial(Pixels, size)}
+        candidates |= {"pixels": partial(Pixels, size), "untrained": partial(untrained_like, run, facts.get("seed", 0))}
+    candidates["pretrained"] = partial(load_backbone, run)
     rows = []
     for of, build in candidates.items():
         backbone = build().eval()

@@ -34,10 +34,10 @@ class Method(nn.Module, ABC):
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Named loss terms; the objective is their sum."""
 
-    def prepare(self, loader: Loader) -> None:  # noqa: B027
+    def prepare(self, loader: Loader) -> None:
         """Before the first step: fill the bank."""
 
-    def after_step(self, progress: float) -> None:  # noqa: B027
+    def after_step(self, progress: float) -> None:
         """After each step, `progress` going from 0 to 1: moving averages."""
 
 

@@ -5,6 +5,7 @@ are taken out ("small" stem): a 32-px picture has no resolution to lose.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -28,7 +29,7 @@ class Backbone(nn.Module):
 def _resnet(name: str, stem: Stem) -> nn.Module:
     from torchvision.models import get_model
 
-    net = get_model(name, weights=None)
+    net: Any = get_model(name, weights=None)
     net.dim, net.fc = net.fc.in_features, nn.Identity()
     if stem == "small":  # 3×3 stride 1 and no pooling, as everywhere on CIFAR
         net.conv1 = nn.Conv2d(3, 64, 3, stride=1, padding=1, bias=False)
@@ -47,7 +48,7 @@ class Tiny(nn.Module):
         widths = (3, 32, 64, 128, 256)
         self.convs = nn.ModuleList(
             nn.Conv2d(a, b, 3, stride=2 if stem == "standard" and b == 32 else 1, padding=1, bias=False)
-            for a, b in zip(widths, widths[1:], strict=False)
+            for a, b in pairwise(widths)
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
 

@@ -43,7 +43,11 @@ def plot_curves(run: Path, path: Path) -> Path:
 
 
 def plot_gallery(
-    queries: NDArray[np.uint8], neighbours: NDArray[np.uint8], same: NDArray[np.bool_], path: Path, titles: Sequence[str]
+    queries: NDArray[np.uint8],
+    neighbours: NDArray[np.uint8],
+    same: NDArray[np.bool_],
+    path: Path,
+    titles: Sequence[str],
 ) -> Path:
     """Each query [Q, 3, R, R] and its neighbours [Q, K, 3, R, R]; a neighbour of another class has a red frame."""
     plt = _pyplot()
