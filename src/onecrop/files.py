@@ -7,10 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
-
 from onecrop.errors import UserError
 
 
@@ -34,26 +30,6 @@ def atomically(path: Path) -> Iterator[Path]:
 def write_atomically(path: Path, content: bytes) -> None:
     with atomically(path) as temporary:
         temporary.write_bytes(content)
-
-
-def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-    """One safetensors file; `facts` travel as JSON in its metadata."""
-    on_host = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
-    try:
-        with atomically(path) as temporary:
-            save_file(on_host, temporary, {"onecrop": json.dumps(facts)})
-    except SafetensorError as error:
-        raise UserError(f"cannot write {path}: {error}; what was there before is untouched") from None
-
-
-def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any] | None]:
-    """-> tensors, facts (None where onecrop did not write the file). Nothing in the file is executed."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            facts = json.loads((file.metadata() or {}).get("onecrop", "null"))
-            return {key: file.get_tensor(key) for key in file.keys()}, facts  # noqa: SIM118
-    except (SafetensorError, ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged or not a safetensors file ({error})") from None
 
 
 def write_json(path: Path, content: Any) -> None:

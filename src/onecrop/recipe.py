@@ -5,6 +5,7 @@ fields; on the command line and in overrides the two stand side by side, by fiel
 """
 
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -16,6 +17,36 @@ from onecrop.nets.backbones import BACKBONES, Stem
 
 # A run may be continued with other values of these: they say where and how it runs, not what it computes.
 FREE_ON_RESUME = {"out", "data_dir", "device", "checkpoint_seconds"}
+
+_SHARE = ("between 0 and 1", lambda x: 0 <= x <= 1)
+_POSITIVE = ("above 0", lambda x: 0 < x < float("inf"))
+_NOT_NEGATIVE = ("0 or more", lambda x: 0 <= x < float("inf"))
+# What a number may be, by field name, for the recipe and for every method's settings.
+RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "epochs": ("at least 1", lambda x: x >= 1),
+    "batch_size": ("at least 2", lambda x: x >= 2),  # batch norm needs two
+    "image_size": ("at least 8", lambda x: x >= 8),
+    "subset": ("at least 1", lambda x: x >= 1),
+    "seed": ("between 0 and 2^32 − 1", lambda x: 0 <= x < 2**32),
+    "probe_every": _NOT_NEGATIVE,
+    "lr": _POSITIVE,
+    "weight_decay": _NOT_NEGATIVE,
+    "momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
+    "checkpoint_seconds": _NOT_NEGATIVE,
+    "crop_scale": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "jitter": _SHARE,
+    "jitter_probability": _SHARE,
+    "grey_probability": _SHARE,
+    "blur_probability": _SHARE,
+    "dim": ("at least 2", lambda x: x >= 2),
+    "hidden": ("at least 1", lambda x: x >= 1),
+    "temperature": _POSITIVE,
+    "kl_temperature": _POSITIVE,
+    "kl_weight": _NOT_NEGATIVE,
+    "bank_momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
+    "sampled_rows": _NOT_NEGATIVE,
+    "cutmix": _NOT_NEGATIVE,
+}
 
 
 @dataclass(frozen=True)
@@ -64,10 +95,11 @@ class Recipe:
             for name, hint in hints(type(part)).items():
                 if name != "settings":
                     object.__setattr__(part, name, check(name, hint, getattr(part, name)))
-        for name, least in (("epochs", 1), ("batch_size", 2), ("image_size", 8), ("subset", 1), ("probe_every", 0)):
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise UserError(f"{flag(name)} {value} is too small: it must be at least {least}")
+        for name, value in self.flat().items():
+            if name in RANGES and value is not None:
+                allowed, holds = RANGES[name]
+                if not holds(value):
+                    raise UserError(f"{flag(name)} {value} is out of range: it must be {allowed}")
         if not 0 <= self.warmup_epochs < self.epochs:
             raise UserError(f"--warmup-epochs {self.warmup_epochs} is not between 0 and the {self.epochs} epochs")
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from onecrop.device import describe
 from onecrop.errors import UserError
-from onecrop.files import append_json_line, load_tensors, read_json_lines, save_tensors, write_atomically, write_json
+from onecrop.files import append_json_line, read_json_lines, write_atomically, write_json
 from onecrop.recipe import Recipe, flag
+from onecrop.tensors import load_tensors, save_tensors
 
 
 class Run:

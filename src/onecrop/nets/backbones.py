@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onecrop.errors import UserError, unknown
-from onecrop.files import load_tensors, save_tensors
+from onecrop.tensors import load_tensors, save_tensors
 
 Stem = Literal["small", "standard"]
 SMALL_IMAGE = 64  # px; up to here the small stem is the default

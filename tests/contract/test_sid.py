@@ -1,0 +1,96 @@
+"""The paper's method and each of its ablations."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onecrop.augment import CutMix
+from onecrop.losses import instance_loss
+from tests.contract.test_methods import build
+
+
+def test_calibration_fills_every_row_with_the_untrained_networks_feature():
+    made, loader = build(calibrate=True)  # 50 images in batches of 8: the last one is incomplete
+    fresh, _ = build(calibrate=False)  # same seed, same untrained network, random bank
+    assert not torch.allclose(made.bank.weight, fresh.bank.weight)
+    for batch, count in loader.in_order():
+        z = fresh.features(fresh.augment(batch.images, batch.aspect, batch.draws))
+        torch.testing.assert_close(made.bank.weight[batch.index[:count]], z[:count])
+
+
+@pytest.mark.parametrize("kl", ["sqrt", "l1", "l2", "none"])
+@pytest.mark.parametrize("cutmix", [0.0, 0.5])
+def test_terms_are_the_papers_objective(kl, cutmix):
+    made, loader = build(kl=kl, cutmix=cutmix, kl_weight=3.0, temperature=0.3, kl_temperature=0.8)
+    batch, before = loader.batch(0), made.bank.weight.clone()
+    x, partner, mix = CutMix(cutmix)(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
+    z = made.features(x)
+    expected = instance_loss(
+        z,
+        before,
+        batch.index,
+        temperature=0.3,
+        kl_temperature=0.8,
+        kl=kl,
+        mixed_target=None if partner is None else batch.index[partner],
+        mix=mix,
+    )
+    terms = made(batch)
+    torch.testing.assert_close(terms["cross_entropy"], expected.cross_entropy)
+    assert ("sqrt_kl" in terms) == (kl != "none")
+    if kl != "none":
+        torch.testing.assert_close(terms["sqrt_kl"], 3.0 * expected.sqrt_kl)
+
+
+@pytest.mark.parametrize("update", ["plain", "corrected"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+def test_the_bank_is_read_before_it_is_written(update, momentum):
+    made, loader = build(update=update, bank_momentum=momentum, cutmix=0)
+    batch, before = loader.batch(0), made.bank.weight.clone()
+    z = made.features(made.augment(batch.images, batch.aspect, batch.draws)).detach()
+    made(batch)
+    direction = z
+    if update == "corrected":
+        p = torch.softmax(z @ before.T / 0.2, dim=1)[:, batch.index]
+        direction = z - p.T @ z
+    expected = before.clone()
+    expected[batch.index] = F.normalize(momentum * before[batch.index] + (1 - momentum) * direction, dim=1)
+    torch.testing.assert_close(made.bank.weight, expected)
+
+
+def test_sampled_rows_are_distinct_and_never_the_batchs_own():
+    made, loader = build(sampled_rows=20)
+    draws_seen = set()
+    for step in range(6):
+        batch = loader.batch(step)
+        rows, own = made.rows(batch.index, batch.draws)
+        assert rows.shape == (28, 16)
+        assert torch.equal(rows[own], made.bank.weight[batch.index])
+        taken = [int((made.bank.weight == row).all(1).nonzero()[0, 0]) for row in rows]
+        assert len(set(taken)) == 28
+        draws_seen.add(tuple(sorted(taken[8:])))
+    assert len(draws_seen) == 6  # another draw every step
+    everything, own = build(sampled_rows=45)[0].rows(batch.index, batch.draws)
+    assert len(everything) == 50  # asked for as many as there are: all rows
+    assert torch.equal(own, batch.index)
+
+
+def test_sampled_cross_entropy_runs_over_the_batch_and_the_sample_alone():
+    made, loader = build(sampled_rows=20, cutmix=0.0, kl="none")
+    batch = loader.batch(0)
+    z = made.features(made.augment(batch.images, batch.aspect, batch.draws))
+    rows, _ = made.rows(batch.index, batch.draws)
+    expected = F.cross_entropy(z @ rows.T / 0.2, torch.arange(8))
+    torch.testing.assert_close(made(batch)["cross_entropy"], expected)
+
+
+def test_collapse_shows_in_spread():
+    made, loader = build()
+    made(loader.batch(0))
+    healthy = made.watch["spread"].item()
+    with torch.no_grad():
+        made.head[-1].weight.zero_()
+        made.head[-1].bias.fill_(1.0)
+    made(loader.batch(1))
+    assert healthy > 0.2
+    assert made.watch["spread"].item() == pytest.approx(0, abs=1e-5)

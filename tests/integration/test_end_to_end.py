@@ -1,0 +1,148 @@
+"""Through the command line, as a user would."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import onecrop
+from onecrop.cli import main
+from onecrop.files import read_json_lines
+
+SMALL = ["--backbone", "tiny", "--subset", "256", "--image-size", "16", "--batch-size", "64", "--dim", "32", "--hidden", "64"]
+
+
+def command(*arguments, **more):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([sys.executable, "-m", "onecrop", *map(str, arguments)], env=environment, **more)
+
+
+def same_tensors(a, b):
+    one, other = load_file(a), load_file(b)
+    assert one.keys() == other.keys()
+    for key in one:
+        assert torch.equal(one[key], other[key]), key
+
+
+def test_pretrain_evaluate_reload(tmp_path, capsys):
+    """A run learns: its kNN is well above raw pixels and the untrained net."""
+    run = tmp_path / "run"
+    settings = ["--backbone", "tiny", "--subset", "1500", "--image-size", "24", "--batch-size", "64", "--dim", "64", "--hidden", "128"]
+    learning = ["--epochs", "8", "--cutmix", "0", "--update", "plain", "--bank-momentum", "0.2", "--probe-every", "4"]
+    assert main(["pretrain", "shapes", "--out", str(run), *settings, *learning]) == 0
+    metrics = read_json_lines(run / "metrics.jsonl")
+    assert [row["epoch"] for row in metrics] == list(range(1, 9))
+    assert metrics[-1]["cross_entropy"] < metrics[0]["cross_entropy"]
+    assert metrics[-1]["accuracy"] > metrics[0]["accuracy"]
+    assert metrics[-1]["spread"] > 0.5
+    assert [row["epoch"] for row in read_json_lines(run / "results.jsonl")] == [4, 8]
+    provenance = json.loads((run / "provenance.json").read_text())
+    assert provenance["num_images"] == 1500
+    assert {"seed", "commit", "versions", "data_fingerprint", "device"} <= provenance.keys()
+
+    capsys.readouterr()
+    assert main(["evaluate", str(run), "--with", "knn,linear-fast", "--baselines", "--k", "20"]) == 0
+    table = capsys.readouterr().out
+    assert "pretrained" in table
+    rows = read_json_lines(run / "results.jsonl")[2:]
+    score = {(row["of"], row["evaluation"]): row["accuracy"] for row in rows}
+    assert len(score) == 6
+    assert score["pretrained", "knn"] > max(score["pixels", "knn"], score["untrained", "knn"]) + 10
+    assert all(row["protocol"] and row["split"] and "seed" in row for row in rows)
+    assert {row["epoch"] for row in rows if row["of"] == "pretrained"} == {8}
+
+    backbone = onecrop.load_backbone(run)
+    assert not backbone.training
+    assert backbone(torch.zeros(1, 3, 24, 24)).shape == (1, backbone.dim)
+
+
+def test_python_and_command_line_are_the_same_thing(tmp_path, small_recipe):
+    run = onecrop.pretrain(small_recipe)
+    other = tmp_path / "other"
+    assert main(["pretrain", "shapes", "--out", str(other), "--epochs", "2", *SMALL]) == 0
+    same_tensors(run / "backbone.safetensors", other / "backbone.safetensors")
+    same_tensors(run / "checkpoint" / "state.safetensors", other / "checkpoint" / "state.safetensors")
+    assert "bank.weight" in str(load_file(run / "checkpoint" / "state.safetensors").keys())
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "sgd"])
+def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, optimizer):
+    arguments = ["shapes", "--epochs", "6", *SMALL, "--optimizer", optimizer, "--checkpoint-seconds", "0"]
+    arguments += ["--lr", "0.02", "--probe-every", "3"]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    assert command("pretrain", *arguments, "--out", whole, stderr=subprocess.DEVNULL).wait() == 0
+    kills = 0
+    for delay in (2.0, 0.15, 0.4, 0.7):  # after the folder appears: before, between and inside checkpoints
+        process = command("pretrain", *arguments, "--out", killed, "--resume", stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 60
+        while not (killed / "recipe.json").exists() or process.poll() is not None:
+            assert time.monotonic() < deadline
+            if process.poll() is not None:
+                break
+            time.sleep(0.01)
+        time.sleep(delay)
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+            kills += 1
+        process.wait()
+    assert kills >= 1
+    if not (killed / "backbone.safetensors").exists():
+        assert command("pretrain", "--out", killed, "--resume", stderr=subprocess.DEVNULL).wait() == 0
+    same_tensors(whole / "backbone.safetensors", killed / "backbone.safetensors")
+    same_tensors(whole / "checkpoint" / "state.safetensors", killed / "checkpoint" / "state.safetensors")
+    timing = {"seconds", "images_per_second", "date"}
+    for file in ("metrics.jsonl", "results.jsonl"):
+        rows = [[{k: v for k, v in r.items() if k not in timing} for r in read_json_lines(d / file)] for d in (whole, killed)]
+        assert rows[0] == rows[1]
+    assert not list(killed.rglob("*.part"))
+
+
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
+    run = tmp_path / "run"
+    process = command("pretrain", "shapes", "--epochs", "500", *SMALL, "--out", run, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (run / "metrics.jsonl").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"onecrop pretrain --out {run} --resume" in errors
+    assert "Traceback" not in errors
+    assert (run / "checkpoint" / "state.safetensors").exists()
+
+
+def test_a_digit_run_on_real_data(tmp_path):
+    pytest.importorskip("sklearn")
+    run = tmp_path / "run"
+    tiny = ["--backbone", "tiny", "--image-size", "16", "--batch-size", "128", "--dim", "32", "--hidden", "64", "--epochs", "1", "--subset", "512"]
+    assert main(["pretrain", "digits", "--out", str(run), *tiny]) == 0
+    assert main(["evaluate", str(run), "--with", "knn"]) == 0
+    assert read_json_lines(run / "results.jsonl")[0]["accuracy"] > 50
+
+
+def test_progress_stays_readable_in_a_file(tmp_path):
+    process = command("pretrain", "shapes", "--epochs", "2", *SMALL, "--out", tmp_path / "run", stderr=subprocess.PIPE, text=True)
+    _, errors = process.communicate()
+    lines = errors.strip().splitlines()
+    assert "\r" not in errors
+    assert "\x1b" not in errors
+    for word in ("epoch 2/2", "images/s", "left", "cross_entropy", "sqrt_kl", "accuracy", "spread"):
+        assert word in lines[-1]
+    assert "epoch 1/2" in (tmp_path / "run" / "log.txt").read_text()
+
+
+def test_a_folder_that_was_moved_still_resumes(tmp_path):
+    run, moved = tmp_path / "run", tmp_path / "moved"
+    assert main(["pretrain", "shapes", "--out", str(run), "--epochs", "1", *SMALL]) == 0
+    (run / "backbone.safetensors").unlink()  # as if killed just before the end
+    shutil.move(run, moved)
+    assert main(["pretrain", "--out", str(moved), "--resume"]) == 0
+    assert (moved / "backbone.safetensors").exists()

@@ -1,0 +1,221 @@
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from onecrop.data import Loader, load
+from onecrop.data.cifar import LAYOUTS
+from onecrop.data.images import ImageSet
+from onecrop.data.shapes import shapes
+from onecrop.data.sources import Request, load_labelled
+from onecrop.errors import UserError
+
+RNG = np.random.default_rng(0)
+
+
+def write_images(folder, count=3, size=(20, 10), suffix=".png", seed=0):
+    folder.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(seed)
+    for i in range(count):
+        Image.fromarray(rng.integers(0, 255, (size[1], size[0], 3), np.uint8)).save(folder / f"picture {i}é{suffix}")
+
+
+def test_shapes_are_a_function_of_their_seed():
+    a, b, c = shapes(300, 16, seed=1), shapes(300, 16, seed=1), shapes(300, 16, seed=2)
+    assert np.array_equal(a.images, b.images)
+    assert np.array_equal(a.labels, b.labels)
+    assert a.fingerprint == b.fingerprint != c.fingerprint
+    assert a.images.shape == (300, 3, 16, 16)
+    assert set(a.labels) == set(range(10))
+    assert len(np.unique(a.images, axis=0)) == 300
+
+
+def test_shapes_come_in_any_count_and_size():
+    assert len(load("shapes", request=Request(subset=70))) == 70
+    assert load("shapes", request=Request(subset=5, image_size=48)).images.shape == (5, 3, 48, 48)
+    assert load("shapes", "test").fingerprint != load("shapes", "train").fingerprint
+
+
+def test_digits():
+    pytest.importorskip("sklearn")
+    train, test, _ = load_labelled("digits", Request())
+    assert (len(train), len(test)) == (1438, 359)
+    assert train.images.max() == 255
+    assert set(test.labels) == set(range(10))
+
+
+def write_cifar(root, name, python):
+    """Both official layouts with two records a file -> what they hold."""
+    layout = LAYOUTS[name]
+    folder = root / (layout.python if python else layout.binary)
+    folder.mkdir(parents=True)
+    expected = {}
+    for part in (*layout.train, *layout.test):
+        pixels, fine = RNG.integers(0, 255, (2, 3072), np.uint8), RNG.integers(0, 10, 2)
+        expected[part] = pixels, fine
+        if python:
+            content = {b"data": pixels, layout.label_key: fine.tolist(), b"filenames": [b"a", b"b"]}
+            (folder / part).write_bytes(pickle.dumps(content, protocol=2))
+        else:
+            columns = [fine[:, None] // 2] * (layout.label_bytes - 1) + [fine[:, None], pixels]
+            np.concatenate(columns, axis=1).astype(np.uint8).tofile(folder / f"{part}.bin")
+    return folder, layout, expected
+
+
+@pytest.mark.parametrize("python", [False, True], ids=["binary", "python"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_cifar_in_both_layouts(tmp_path, name, python):
+    _, layout, expected = write_cifar(tmp_path, name, python)
+    for split, parts in (("train", layout.train), ("test", layout.test)):
+        images = load(name, split, Request(str(tmp_path)))
+        assert np.array_equal(images.images.reshape(-1, 3072), np.concatenate([expected[p][0] for p in parts]))
+        assert np.array_equal(images.labels, np.concatenate([expected[p][1] for p in parts]))
+
+
+class Attack:
+    def __reduce__(self):
+        return os.system, ("touch attacked",)
+
+
+def test_cifar_pickles_cannot_run_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder, *_ = write_cifar(tmp_path, "cifar100", python=True)
+    (folder / "train").write_bytes(pickle.dumps({b"data": Attack()}))
+    with pytest.raises(UserError, match=r"train cannot be read .*system"):
+        load("cifar100", "train", Request(str(tmp_path)))
+    assert not (tmp_path / "attacked").exists()
+
+
+def test_cifar_damaged_or_missing(tmp_path, monkeypatch):
+    folder, *_ = write_cifar(tmp_path, "cifar10", python=False)
+    (folder / "test_batch.bin").write_bytes(b"x" * 100)
+    with pytest.raises(UserError, match="test_batch.bin has 100 bytes"):
+        load("cifar10", "test", Request(str(tmp_path)))
+    monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", lambda *a, **k: 1 / 0)
+    with pytest.raises(UserError, match="put the folder cifar-100-binary or cifar-100-python there"):
+        load("cifar100", "train", Request(str(tmp_path)))
+
+
+def test_tiny_imagenet_layout(tmp_path):
+    root = tmp_path / "tiny-imagenet-200"
+    (root / "val").mkdir(parents=True)
+    (root / "wnids.txt").write_text("n2\nn1\n")
+    for wnid in ("n1", "n2"):
+        write_images(root / "train" / wnid / "images", 2, (64, 64), ".JPEG")
+    write_images(root / "val" / "images", 2, (64, 64), ".JPEG")
+    names = sorted(p.name for p in (root / "val" / "images").iterdir())
+    (root / "val" / "val_annotations.txt").write_text("".join(f"{n}\tn1\t0\t0\t9\t9\n" for n in names))
+    train, test, split = load_labelled("tiny-imagenet", Request(str(tmp_path)))
+    assert train.labels.tolist() == [1, 1, 0, 0]  # numbered as in wnids.txt
+    assert test.labels.tolist() == [1, 1]
+    assert train.images.shape == (4, 3, 64, 64)
+    assert split == "official"
+
+
+def test_imagenet_layout_and_subset(tmp_path):
+    with pytest.raises(UserError, match=r"imagenet/train/<wnid>/<image>.JPEG"):
+        load("imagenet", "train", Request(str(tmp_path)))
+    for wnid in ("n1", "n2", "n3"):
+        write_images(tmp_path / "imagenet" / "train" / wnid, 4, (40, 30), ".JPEG")
+    request = Request(str(tmp_path), image_size=32, subset=7, seed=3)
+    images = load("imagenet", "train", request)
+    assert len(images) == 7
+    assert images.files == load("imagenet", "train", request).files
+    assert images.files != load("imagenet", "train", Request(str(tmp_path), 32, 7, seed=4)).files
+    with pytest.raises(UserError, match="--subset 13"):
+        load("imagenet", "train", Request(str(tmp_path), subset=13))
+
+
+def test_any_folder_with_and_without_classes(tmp_path):
+    write_images(tmp_path / "flat" / "deep" / "er", 3)
+    write_images(tmp_path / "flat", 2)
+    flat = load(str(tmp_path / "flat"), request=Request(image_size=16))
+    assert (len(flat), flat.labels, flat.images.shape[-1]) == (5, None, 19)
+    assert flat.aspect.tolist() == [2.0] * 5
+    with pytest.raises(UserError, match="no labels"):
+        load_labelled(str(tmp_path / "flat"), Request(image_size=16))
+    for name in ("cat", "dog"):
+        write_images(tmp_path / "classes" / name, 10)
+    train, test, split = load_labelled(str(tmp_path / "classes"), Request(image_size=16))
+    assert (len(train), len(test), split) == (16, 4, "20% of each class held out")
+    assert set(train.files).isdisjoint(test.files)
+    assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
+    for part in ("train", "val"):
+        for name in ("cat", "dog"):
+            write_images(tmp_path / "parts" / part / name, 3)
+    train, test, split = load_labelled(str(tmp_path / "parts"), Request(image_size=16))
+    assert (len(train), len(test), split) == (6, 6, "folders")
+
+
+def test_a_pack_is_made_once_and_a_changed_folder_noticed(tmp_path, monkeypatch):
+    write_images(tmp_path / "photos", 4)
+    request = Request(image_size=16)
+    first = load(str(tmp_path / "photos"), request=request)
+    with monkeypatch.context() as patch:
+        patch.setattr("onecrop.data.pack._decode", lambda *a: pytest.fail("decoded twice"))
+        assert load(str(tmp_path / "photos"), request=request).fingerprint == first.fingerprint
+    write_images(tmp_path / "photos", 5, seed=1)
+    assert load(str(tmp_path / "photos"), request=request).fingerprint != first.fingerprint
+
+
+def test_pixels_survive_packing(tmp_path):
+    """A picture stored at its own size comes back as it was."""
+    pixels = RNG.integers(0, 255, (64, 64, 3), np.uint8)
+    (tmp_path / "one").mkdir()
+    Image.fromarray(pixels).save(tmp_path / "one" / "a.png")
+    packed = load(str(tmp_path / "one"), request=Request(image_size=56))
+    assert np.array_equal(packed.images[0], pixels.transpose(2, 0, 1))
+
+
+def test_unreadable_images_stop_or_are_skipped(tmp_path):
+    write_images(tmp_path / "photos", 3)
+    bad = tmp_path / "photos" / "broken.jpg"
+    bad.write_bytes(b"not a picture")
+    with pytest.raises(UserError, match=r"cannot read image .*broken\.jpg.*--skip-broken"):
+        load(str(tmp_path / "photos"), request=Request(image_size=16))
+    images = load(str(tmp_path / "photos"), request=Request(image_size=16, skip_broken=True))
+    assert len(images) == 3
+    assert all("broken" not in f for f in images.files)
+
+
+def test_folders_that_cannot_work(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no images found below"):
+        load(str(tmp_path / "empty"))
+    with pytest.raises(UserError, match="did you mean 'cifar10'"):
+        load("cifar1")
+    with pytest.raises(UserError, match="is not a folder"):
+        load(str(tmp_path / "absent"))
+
+
+def image_set(count):
+    images = np.broadcast_to(np.arange(count, dtype=np.uint8).reshape(-1, 1, 1, 1), (count, 3, 4, 4))
+    return ImageSet("numbers", np.ascontiguousarray(images))
+
+
+def test_loader_visits_every_image_once_an_epoch_in_an_order_of_its_own():
+    loader = Loader(image_set(10), 4, torch.device("cpu"), seed=3)
+    assert loader.batches_per_epoch == 2  # the incomplete batch is dropped
+    epochs = [torch.cat([loader.batch(2 * e + s).index for s in range(2)]) for e in range(3)]
+    assert all(len(e.unique()) == 8 for e in epochs)
+    assert not torch.equal(epochs[0], epochs[1])
+    batch = loader.batch(5)
+    assert torch.equal(batch.images[:, 0, 0, 0], batch.index.to(torch.uint8))
+    again = Loader(image_set(10), 4, torch.device("cpu"), seed=3).batch(5)  # a function of the step alone
+    assert torch.equal(again.index, batch.index)
+    assert torch.equal(again.draws.key, batch.draws.key)
+
+
+def test_loader_in_order_covers_the_last_incomplete_batch():
+    loader = Loader(image_set(10), 4, torch.device("cpu"), seed=0)
+    seen = [batch.index[:count] for batch, count in loader.in_order()]
+    assert torch.cat(seen).tolist() == list(range(10))
+    assert [len(batch.index) for batch, _ in loader.in_order()] == [4, 4, 4]
+
+
+def test_loader_refuses_a_batch_larger_than_the_set():
+    with pytest.raises(UserError, match="lower --batch-size"):
+        Loader(image_set(3), 4, torch.device("cpu"), seed=0)

@@ -1,0 +1,78 @@
+import math
+from dataclasses import replace
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from onecrop.data.images import ImageSet
+from onecrop.evaluate import EVALUATIONS, Probe
+from onecrop.evaluate.features import extract
+from onecrop.evaluate.knn import knn_predict, nearest
+from onecrop.nets import Pixels, build_backbone
+
+CPU = torch.device("cpu")
+
+
+def test_knn_equals_brute_force(monkeypatch):
+    monkeypatch.setattr(import_module("onecrop.evaluate.knn"), "CHUNK", 4)
+    generator = torch.Generator().manual_seed(0)
+    bank, queries = torch.randn(30, 5, generator=generator), torch.randn(11, 5, generator=generator)
+    labels = torch.randint(0, 4, (30,), generator=generator)
+    got = knn_predict(bank, labels, queries, k=7, temperature=0.1)
+    for i, query in enumerate(queries.tolist()):
+        scored = []
+        for row, label in zip(bank.tolist(), labels.tolist(), strict=True):
+            dot = sum(a * b for a, b in zip(row, query, strict=True))
+            scored.append((dot / math.hypot(*row) / math.hypot(*query), label))
+        votes = [0.0] * 4
+        for similarity, label in sorted(scored, reverse=True)[:7]:
+            votes[label] += math.exp(similarity / 0.1)
+        assert got[i] == votes.index(max(votes))
+
+
+def test_nearest_leaves_the_query_out():
+    features = torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1]])
+    assert nearest(features, torch.tensor([0, 2]), 1)[:, 0].tolist() == [1, 3]
+
+
+def colour_set(count, seed):
+    """Two classes that raw pixels separate: red and blue pictures with noise."""
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(0, 2, count)
+    images = rng.integers(0, 60, (count, 3, 8, 8))
+    images[labels == 0, 0] += 150
+    images[labels == 1, 2] += 150
+    return ImageSet("colours", images.astype(np.uint8), labels, ("red", "blue"), image_size=8)
+
+
+@pytest.mark.parametrize("name", EVALUATIONS)
+def test_every_evaluation_separates_what_is_separable(name):
+    train, test = colour_set(120, 0), colour_set(40, 1)
+    row = EVALUATIONS[name](Pixels(8).eval(), train, test, Probe(8, CPU, k=20))
+    assert row["accuracy"] == 100
+    assert row["protocol"]
+    swapped = replace(test, labels=1 - test.labels)
+    assert EVALUATIONS[name](Pixels(8).eval(), train, swapped, Probe(8, CPU, k=20))["accuracy"] == 0
+
+
+def test_features_need_eval_mode_and_keep_the_last_batch(monkeypatch):
+    monkeypatch.setattr(import_module("onecrop.evaluate.features"), "BATCH", 7)
+    images = colour_set(24, 0)
+    torch.manual_seed(0)
+    backbone = build_backbone("tiny", "small")
+    with pytest.raises(AssertionError, match="eval mode"):
+        extract(backbone, images, Probe(8, CPU))
+    features = extract(backbone.eval(), images, Probe(8, CPU))
+    assert features.shape == (24, 256)
+    alone = extract(backbone, images.take(np.array([23])), Probe(8, CPU))  # eval mode: no image sees another
+    torch.testing.assert_close(features[23:], alone, rtol=0, atol=1e-5)
+
+
+def test_a_layer_left_in_train_mode_is_noticed():
+    backbone = nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192)).eval()
+    backbone[1].train()
+    with pytest.raises(AssertionError, match="eval mode"):
+        extract(backbone, colour_set(4, 0), Probe(8, CPU))

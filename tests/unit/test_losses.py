@@ -1,0 +1,216 @@
+"""The losses against plain float64 loops of the paper's equations."""
+
+import math
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+
+from onecrop.losses import instance, instance_cross_entropy, instance_loss, sqrt_kl
+
+B, N, D, T, T_KL = 5, 23, 7, 0.2, 0.7
+TARGET = torch.tensor([3, 0, 22, 7, 11])
+
+
+def unit(*shape, seed):
+    x = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return x / x.norm(dim=1, keepdim=True)
+
+
+@pytest.fixture
+def z():
+    return unit(B, D, seed=1).requires_grad_()
+
+
+@pytest.fixture
+def rows():
+    return unit(N, D, seed=2)
+
+
+def softmax(logits):
+    total = sum(math.exp(x) for x in logits)
+    return [math.exp(x) / total for x in logits]
+
+
+def kl_parts(q):
+    """(Σ π log π, −Σ π log u) with u ∝ √π, by the definition."""
+    pi = softmax(q)
+    roots = [math.sqrt(p) for p in pi]
+    u = [r / sum(roots) for r in roots]
+    return sum(p * math.log(p) for p in pi), -sum(p * math.log(v) for p, v in zip(pi, u, strict=True))
+
+
+def loop(z, rows, target, mixed, mix, left_out=()):
+    """Both losses, accuracy, p and dz of both, image by image, with Python floats."""
+    ce, kl, hits, p_all, dz_ce, dz_kl = 0.0, [0.0, 0.0], 0, [], [], []
+    for i in range(len(z)):
+        keep = [k for k in range(len(rows)) if (i, k) not in left_out]
+        c = {k: sum(a * b for a, b in zip(rows[k], z[i], strict=True)) for k in keep}
+        p = dict(zip(keep, softmax([c[k] / T for k in keep]), strict=True))
+        q = {k: c[k] / T_KL for k in keep}
+        pi = dict(zip(keep, softmax([q[k] for k in keep]), strict=True))
+        a, b, mu = target[i], mixed[i], mix[i]
+        ce += -(mu * math.log(p[a]) + (1 - mu) * math.log(p[b])) / len(z)
+        parts = kl_parts([q[k] for k in keep])
+        kl = [x + y / len(z) for x, y in zip(kl, parts, strict=True)]
+        hits += max(c, key=c.get) == a
+        p_all.append([p.get(k, 0.0) for k in target])
+        y = {k: mu * (k == a) + (1 - mu) * (k == b) for k in keep}
+        mean = sum(pi[k] * q[k] for k in keep)
+        dz_ce.append([sum((p[k] - y[k]) / T * rows[k][d] for k in keep) / len(z) for d in range(D)])
+        dz_kl.append([sum(0.5 * pi[k] * (q[k] - mean) / T_KL * rows[k][d] for k in keep) / len(z) for d in range(D)])
+    tensor = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
+    return ce, kl, hits / len(z), tensor(p_all), tensor(dz_ce), tensor(dz_kl)
+
+
+def run(z, rows, **more):
+    return instance_loss(z, rows, TARGET, temperature=T, kl_temperature=T_KL, **more)
+
+
+# One block, several blocks with a last short one, and one row at a time.
+@pytest.fixture(params=[2**25, 8 * B, B], ids=["dense", "blocks", "row by row"])
+def block(request, monkeypatch):
+    monkeypatch.setattr(instance, "BLOCK_ELEMENTS", request.param)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("mixed", [False, True], ids=["plain", "cutmix"])
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_instance_loss_equals_the_loop(z, rows, mixed, masked):
+    partner = TARGET.roll(1) if mixed else None
+    mix = torch.tensor([0.9, 0.5, 0.75, 0.6, 1.0], dtype=torch.float64) if mixed else 1.0
+    left_out = {(0, 1), (0, 2), (1, 22), (4, 3)} if masked else set()
+    mask = None
+    if masked:
+        mask = torch.zeros(B, N, dtype=torch.bool)
+        for i, k in left_out:
+            mask[i, k] = True
+        partner = TARGET.clone() if mixed else None  # a partner's row may not be masked
+    out = run(z, rows, mixed_target=partner, mix=mix, mask=mask)
+    weights = mix.tolist() if mixed else [1.0] * B
+    other = (TARGET if partner is None else partner).tolist()
+    ce, kl, accuracy, p, dz_ce, dz_kl = loop(z.tolist(), rows.tolist(), TARGET.tolist(), other, weights, left_out)
+    assert out.cross_entropy.item() == pytest.approx(ce, abs=1e-12)
+    assert out.sqrt_kl.item() == pytest.approx(sum(kl), abs=1e-12)
+    assert out.accuracy.item() == pytest.approx(accuracy)
+    torch.testing.assert_close(out.batch_probabilities, p, rtol=0, atol=1e-12)
+    (got_ce,) = torch.autograd.grad(out.cross_entropy, z, retain_graph=True)
+    (got_kl,) = torch.autograd.grad(out.sqrt_kl, z)
+    torch.testing.assert_close(got_ce, dz_ce, rtol=0, atol=1e-12)
+    torch.testing.assert_close(got_kl, dz_kl, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("block")
+def test_a_block_that_is_wholly_masked_changes_nothing(z, rows):
+    mask = torch.zeros(N, dtype=torch.bool)
+    mask[[1, 2, 4, 5, 6, 8, 9, 10, 12, 13, 14, 15]] = True  # never a target; covers whole blocks of one row
+    kept = (~mask).nonzero()[:, 0]
+    new_place = torch.cumsum(~mask, 0) - 1
+    out = run(z, rows, mask=mask)
+    same = instance_loss(z, rows[kept], new_place[TARGET], temperature=T, kl_temperature=T_KL)
+    for a, b in zip(out, same, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_the_parts_of_sqrt_kl(z, rows):
+    """L1 + L2 = SqrtKL; λ·SqrtKL pushes as (λ/2)·L1 and as −λ·L2 do."""
+    l1_value, l2_value = 0.0, 0.0
+    for row in (z @ rows.T / T_KL).tolist():
+        l1, l2 = kl_parts(row)
+        l1_value, l2_value = l1_value + l1 / B, l2_value + l2 / B
+    value, push = {}, {}
+    for kl in ("sqrt", "l1", "l2"):
+        out = run(z, rows, kl=kl)
+        value[kl] = out.sqrt_kl.item()
+        (push[kl],) = torch.autograd.grad(out.sqrt_kl, z)
+    assert value["l1"] == pytest.approx(l1_value, abs=1e-12)
+    assert value["l2"] == pytest.approx(l2_value, abs=1e-12)
+    assert value["sqrt"] == pytest.approx(l1_value + l2_value, abs=1e-12)
+    torch.testing.assert_close(push["sqrt"], push["l1"] / 2)
+    torch.testing.assert_close(push["sqrt"], -push["l2"])
+
+
+def test_kl_none_costs_nothing(z, rows):
+    out = run(z, rows, kl="none")
+    assert out.sqrt_kl.item() == 0
+    (push,) = torch.autograd.grad(out.sqrt_kl, z)
+    assert push.abs().max() == 0
+    with pytest.raises(ValueError, match="sqrt, l1, l2, none"):
+        run(z, rows, kl="sqrtt")
+
+
+def test_cross_entropy_by_finite_differences(z, rows):
+    assert gradcheck(lambda x: run(x, rows, mixed_target=TARGET.roll(1), mix=0.7).cross_entropy, z)
+
+
+def test_sqrt_kl_by_finite_differences_with_u_fixed():
+    logits = torch.randn(4, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    u = torch.softmax(logits.detach() / 2, -1)
+    assert gradcheck(lambda x: sqrt_kl(x, u), logits)
+    torch.testing.assert_close(sqrt_kl(logits, u), sqrt_kl(logits))
+    # and where u is worked out, the gradient is that of a constant u: ½·π(q − E)
+    (push,) = torch.autograd.grad(sqrt_kl(logits).sum(), logits)
+    pi = torch.softmax(logits, -1)
+    mean = (pi * logits).sum(-1, keepdim=True)
+    torch.testing.assert_close(push, 0.5 * pi * (logits - mean))
+
+
+def test_the_papers_example():
+    """N = 10, π = (.91, .01 × 9): u = (.5145, .0539 × 9), ∂CE/∂w_j = .01·z, ∂SqrtKL/∂w_j ≈ −.0205·z."""
+    pi = torch.tensor([0.91] + [0.01] * 9, dtype=torch.float64)
+    u = torch.softmax(pi.log() / 2, 0)
+    assert u[0].item() == pytest.approx(0.5145, abs=1e-4)
+    assert u[1].item() == pytest.approx(0.0539, abs=1e-4)
+    logits = pi.log()[None].requires_grad_()
+    value = sqrt_kl(logits)
+    assert value.item() == pytest.approx((pi * (pi / u).log()).sum().item(), abs=1e-12)
+    (push,) = torch.autograd.grad(value.sum(), logits)
+    assert push[0, 1].item() == pytest.approx(-0.0205, abs=1e-4)
+    (push,) = torch.autograd.grad(instance_cross_entropy(logits, torch.tensor([0])).sum(), logits)
+    assert push[0, 1].item() == pytest.approx(0.01, abs=1e-12)
+
+
+def test_limits_uniform_and_one_hot():
+    uniform, sharp = torch.zeros(1, 50, dtype=torch.float64), torch.zeros(1, 50, dtype=torch.float64)
+    sharp[0, 4] = 1000
+    assert sqrt_kl(uniform).item() == pytest.approx(0, abs=1e-12)
+    assert sqrt_kl(sharp).item() == pytest.approx(0, abs=1e-12)
+    target = torch.tensor([4])
+    assert instance_cross_entropy(uniform, target).item() == pytest.approx(math.log(50))
+    assert instance_cross_entropy(sharp, target).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_order_of_the_bank_does_not_matter(z, rows):
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(5))
+    place = order.argsort()
+    a, b = run(z, rows), instance_loss(z, rows[order], place[TARGET], temperature=T, kl_temperature=T_KL)
+    for one, other in zip(a, b, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-12)
+
+
+def test_no_gradient_into_constant_sides(z, rows):
+    rows = rows.requires_grad_()
+    out = run(z, rows)
+    assert not out.accuracy.requires_grad
+    assert not out.batch_probabilities.requires_grad
+    (out.cross_entropy + out.sqrt_kl).backward()
+    assert rows.grad is None
+
+
+def test_the_bank_may_be_written_before_backward(z, rows):
+    (expected,) = torch.autograd.grad(run(z, rows).cross_entropy, z)
+    written = rows.clone()
+    out = run(z, written)
+    written.fill_(float("nan"))
+    (got,) = torch.autograd.grad(out.cross_entropy, z)
+    assert torch.equal(got, expected)
+
+
+def test_nothing_of_size_batch_times_bank_is_kept(rows):
+    """Only dz stays for the backward pass."""
+    kept = []
+    z = unit(B, D, seed=1).requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t.numel()) or t, lambda t: t):
+        run(z, rows)
+    assert kept
+    assert max(kept) <= B * D

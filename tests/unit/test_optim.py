@@ -1,0 +1,109 @@
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from onecrop.optim import (
+    OPTIMIZERS,
+    Muon,
+    cosine,
+    optimizer_tensors,
+    orthogonalise,
+    restore_optimizer,
+    set_learning_rate,
+)
+
+
+def reference_orthogonalise(g):
+    """Five steps of the published quintic, one matrix at a time, in float64."""
+    x = g / g.norm()
+    flip = x.shape[0] > x.shape[1]
+    x = x.T if flip else x
+    for _ in range(5):
+        s = x @ x.T
+        x = 3.4445 * x - 4.7750 * (s @ x) + 2.0315 * (s @ s @ x)
+    return x.T if flip else x
+
+
+@pytest.mark.parametrize("shape", [(8, 5), (5, 8), (6, 6)])
+def test_orthogonalise_brings_singular_values_near_one(shape):
+    g = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    out = orthogonalise(g)
+    for i in range(3):
+        torch.testing.assert_close(out[i], reference_orthogonalise(g[i]), rtol=0, atol=1e-6)
+        u, _, v = torch.linalg.svd(g[i], full_matrices=False)
+        values = torch.diagonal(u.T @ out[i] @ v.T)  # same singular vectors
+        assert values.min() > 0.6
+        assert values.max() < 1.3
+
+
+def test_muon_equals_a_float64_reference():
+    """Matrices, kernels flattened to [out, in·k·k], vectors by SGD; three steps."""
+    torch.manual_seed(0)
+    params = [nn.Parameter(torch.randn(s, dtype=torch.float64)) for s in [(6, 4), (6, 4), (8, 3, 3, 3), (5,)]]
+    expected = [p.detach().clone() for p in params]
+    velocity = [torch.zeros_like(p) for p in expected]
+    lr, mu, wd = 0.02, 0.9, 0.05
+    optimizer = Muon(params, torch.tensor(lr, dtype=torch.float64), mu, wd)
+    for step in range(3):
+        lr_now = lr * cosine(step, 3)
+        set_learning_rate(optimizer, lr_now)
+        for i, p in enumerate(params):
+            p.grad = torch.randn(p.shape, dtype=torch.float64)
+            velocity[i] = mu * velocity[i] + p.grad
+            update = p.grad + mu * velocity[i]
+            if p.ndim >= 2:
+                flat = update.reshape(len(update), -1)
+                rows, columns = flat.shape
+                update = (reference_orthogonalise(flat) * math.sqrt(max(1, rows / columns))).reshape(p.shape)
+                expected[i] = expected[i] * (1 - lr_now * wd)
+            expected[i] = expected[i] - lr_now * update
+        optimizer.step()
+    for p, e in zip(params, expected, strict=True):
+        torch.testing.assert_close(p.detach(), e, rtol=0, atol=1e-6)
+
+
+def test_sgd_is_the_textbooks():
+    p = nn.Parameter(torch.tensor([2.0, -1.0]))
+    optimizer = OPTIMIZERS["sgd"].build([p], torch.tensor(0.5), 0.9, 0.1)
+    w, v = torch.tensor([2.0, -1.0]), torch.zeros(2)
+    for grad in (torch.tensor([1.0, 0.5]), torch.tensor([-2.0, 0.25])):
+        p.grad = grad.clone()
+        optimizer.step()
+        v = 0.9 * v + grad + 0.1 * w
+        w = w - 0.5 * v
+    torch.testing.assert_close(p.detach(), w)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_state_survives_saving(name):
+    torch.manual_seed(0)
+    nets = [nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)) for _ in range(2)]
+    nets[0].to(memory_format=torch.channels_last)
+    nets[1].to(memory_format=torch.channels_last).load_state_dict(nets[0].state_dict())
+    first, second = (OPTIMIZERS[name].build(n.parameters(), torch.tensor(0.1), 0.9, 0.01) for n in nets)
+
+    def step(net, optimizer, seed):
+        x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
+        net(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step(nets[0], first, 1)
+    nets[1].load_state_dict(nets[0].state_dict())
+    restore_optimizer(second, nets[1], {k: v.clone() for k, v in optimizer_tensors(first, nets[0]).items()})
+    for net, optimizer in zip(nets, (first, second), strict=True):
+        step(net, optimizer, 2)
+    for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_cosine_at_its_edges():
+    assert cosine(0, 10) == 1
+    assert cosine(5, 10) == pytest.approx(0.5)
+    assert cosine(10, 10) == pytest.approx(0)
+    assert [cosine(s, 10, warmup=4) for s in range(4)] == [0.25, 0.5, 0.75, 1.0]
+    assert cosine(4, 10, warmup=4) == 1
+    assert cosine(9, 10, warmup=4) > 0
+    assert cosine(0, 1) == 1

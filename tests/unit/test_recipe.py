@@ -1,0 +1,69 @@
+import json
+from typing import get_args
+
+import pytest
+
+from onecrop import Recipe, UserError
+from onecrop.methods import METHODS
+from onecrop.methods.sid import SidSettings
+from onecrop.optim import OPTIMIZERS
+from onecrop.recipe import bare, hints
+from onecrop.recipes import RECIPES, named
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_json_round_trip(name):
+    recipe = named(name).override({"subset": 10, "kl": "l1"})
+    assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
+
+
+def test_overrides_reach_recipe_and_settings_from_strings():
+    recipe = Recipe().override({"epochs": "7", "lr": "1e-3", "subset": "none", "kl": "l2", "calibrate": "false", "dim": "64"})
+    assert (recipe.epochs, recipe.lr, recipe.subset) == (7, 1e-3, None)
+    assert (recipe.settings.kl, recipe.settings.calibrate, recipe.settings.dim) == ("l2", False, 64)
+    assert recipe.differences(Recipe()) == ["epochs", "lr", "dim", "kl", "calibrate"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"epohcs": 3}, "did you mean 'epochs'"),
+        ({"method": "sidd"}, "did you mean 'sid'"),
+        ({"backbone": "resnet81"}, "did you mean 'resnet18'"),
+        ({"epochs": "many"}, "--epochs 'many' is not valid: it takes INT"),
+        ({"epochs": 2.5}, "--epochs 2.5"),
+        ({"kl": "l3"}, r"sqrt\|l1\|l2\|none"),
+        ({"calibrate": "yes"}, r"true\|false"),
+        ({"epochs": 0}, "at least 1"),
+        ({"batch_size": 1}, "at least 2"),
+        ({"lr": "nan"}, "--lr"),
+        ({"warmup_epochs": 100}, "--warmup-epochs"),
+        ({"bank_momentum": 1.5}, "--bank-momentum"),
+        ({"temperature": 0}, "--temperature"),
+    ],
+)
+def test_mistakes_are_named(changes, message):
+    with pytest.raises(UserError, match=message):
+        Recipe().override(changes)
+
+
+def test_settings_of_another_type_are_refused():
+    with pytest.raises(UserError, match="SidSettings"):
+        Recipe(settings=METHODS["sid"].__mro__[1].Settings())  # the base settings
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_no_setting_hides_a_field_of_the_recipe(method):
+    assert not set(hints(METHODS[method].Settings)) & set(hints(Recipe))
+
+
+def test_optimizers_are_the_ones_in_the_table():
+    assert set(get_args(bare(hints(Recipe)["optimizer"]))) == set(OPTIMIZERS)
+
+
+def test_defaults_are_the_papers():
+    settings = SidSettings()
+    assert (settings.bank_momentum, settings.kl_weight, settings.temperature, settings.kl_temperature) == (0.5, 20, 0.2, 1)
+    paper = named("paper")
+    assert (paper.epochs, paper.batch_size, paper.momentum, paper.optimizer) == (400, 512, 0.9, "sgd")
+    assert (OPTIMIZERS["sgd"].lr, OPTIMIZERS["sgd"].weight_decay) == (1.0, 1e-4)
