@@ -41,7 +41,8 @@ def floats(pictures):
 
 @pytest.mark.parametrize("size", [12, 32, 64])  # down, about the same, up
 def test_resample_is_resized_crop(pictures, floats, size):
-    boxes = torch.tensor([[0, 0, 40, 40], [3, 5, 20, 30], [10, 0, 30, 8], [39, 39, 1, 1], [7, 7, 25, 25], [1, 2, 13, 38]])
+    boxes = [[0, 0, 40, 40], [3, 5, 20, 30], [10, 0, 30, 8], [39, 39, 1, 1], [7, 7, 25, 25], [1, 2, 13, 38]]
+    boxes = torch.tensor(boxes)
     flip = torch.tensor([False, True, False, False, True, True])
     out = resample(pictures, boxes.float(), size, flip)
     for i in range(6):
@@ -97,8 +98,13 @@ def test_grey_and_normalise_and_blur_are_torchvisions(floats):
         torch.testing.assert_close(out[i], expected, rtol=0, atol=1e-5)
 
 
+def some_boxes(aspect, size, smallest):
+    draw = draws(1, len(aspect), "cpu").uniform("crop", 2 * CROP_TRIES + 2)
+    return crop_boxes(draw, aspect, size, (smallest, 1.0), (3 / 4, 4 / 3))
+
+
 def test_crop_boxes_have_torchvisions_distribution():
-    ours = crop_boxes(draws(1, 4000, "cpu").uniform("crop", 2 * CROP_TRIES + 2), torch.ones(4000), 32, (0.2, 1.0), (3 / 4, 4 / 3))
+    ours = some_boxes(torch.ones(4000), 32, 0.2)
     torch.manual_seed(0)
     crop = v2.RandomResizedCrop(32, scale=(0.2, 1.0))
     theirs = [crop.make_params([torch.zeros(3, 32, 32)]) for _ in range(4000)]
@@ -115,12 +121,12 @@ def test_crop_boxes_have_torchvisions_distribution():
 def test_crops_of_a_wide_picture_have_true_shapes():
     """Stored squashed, a picture of 2:1 must give crops whose true ratio lies in the allowed range."""
     aspect = torch.full((3000,), 2.0)
-    boxes = crop_boxes(draws(2, 3000, "cpu").uniform("crop", 2 * CROP_TRIES + 2), aspect, 256, (0.2, 1.0), (3 / 4, 4 / 3))
+    boxes = some_boxes(aspect, 256, 0.2)
     ratio = boxes[:, 3] * 2 / boxes[:, 2]
     assert ratio.min() > 3 / 4 - 0.03
     assert ratio.max() < 4 / 3 + 0.03
     # an extreme picture where no try fits falls back to the central crop of an allowed ratio
-    boxes = crop_boxes(draws(2, 50, "cpu").uniform("crop", 2 * CROP_TRIES + 2), torch.full((50,), 20.0), 256, (0.9, 1.0), (3 / 4, 4 / 3))
+    boxes = some_boxes(torch.full((50,), 20.0), 256, 0.9)
     torch.testing.assert_close(boxes[:, 3] * 20 / boxes[:, 2], torch.full((50,), 4 / 3), rtol=0.05, atol=0)
     assert (boxes[:, 1] + boxes[:, 3] / 2 - 128).abs().max() <= 1
 

@@ -92,7 +92,7 @@ def test_cifar_pickles_cannot_run_code(tmp_path, monkeypatch):
 def test_cifar_damaged_or_missing(tmp_path, monkeypatch):
     folder, *_ = write_cifar(tmp_path, "cifar10", python=False)
     (folder / "test_batch.bin").write_bytes(b"x" * 100)
-    with pytest.raises(UserError, match="test_batch.bin has 100 bytes"):
+    with pytest.raises(UserError, match=r"test_batch\.bin has 100 bytes"):
         load("cifar10", "test", Request(str(tmp_path)))
     monkeypatch.setattr("torchvision.datasets.utils.download_and_extract_archive", lambda *a, **k: 1 / 0)
     with pytest.raises(UserError, match="put the folder cifar-100-binary or cifar-100-python there"):

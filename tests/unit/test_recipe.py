@@ -18,7 +18,8 @@ def test_json_round_trip(name):
 
 
 def test_overrides_reach_recipe_and_settings_from_strings():
-    recipe = Recipe().override({"epochs": "7", "lr": "1e-3", "subset": "none", "kl": "l2", "calibrate": "false", "dim": "64"})
+    changes = {"epochs": "7", "lr": "1e-3", "subset": "none", "kl": "l2", "calibrate": "false", "dim": "64"}
+    recipe = Recipe().override(changes)
     assert (recipe.epochs, recipe.lr, recipe.subset) == (7, 1e-3, None)
     assert (recipe.settings.kl, recipe.settings.calibrate, recipe.settings.dim) == ("l2", False, 64)
     assert recipe.differences(Recipe()) == ["epochs", "lr", "dim", "kl", "calibrate"]
@@ -62,8 +63,8 @@ def test_optimizers_are_the_ones_in_the_table():
 
 
 def test_defaults_are_the_papers():
-    settings = SidSettings()
-    assert (settings.bank_momentum, settings.kl_weight, settings.temperature, settings.kl_temperature) == (0.5, 20, 0.2, 1)
+    ours = SidSettings()
+    assert (ours.bank_momentum, ours.kl_weight, ours.temperature, ours.kl_temperature) == (0.5, 20, 0.2, 1)
     paper = named("paper")
     assert (paper.epochs, paper.batch_size, paper.momentum, paper.optimizer) == (400, 512, 0.9, "sgd")
     assert (OPTIMIZERS["sgd"].lr, OPTIMIZERS["sgd"].weight_decay) == (1.0, 1e-4)
