@@ -56,6 +56,12 @@ class Draws(NamedTuple):
         return (bits >> 8).to(torch.float32) * 2.0**-24
 
 
+def shuffled(count: int, key: int, device: torch.device | str) -> Tensor:
+    """A random order of `count` things, the same on every device -> int64 [count]."""
+    numbers = torch.arange(count, device=device)
+    return _mix((_mix(numbers & MASK) + key) & MASK).argsort(stable=True)
+
+
 def draws(key: int, size: int, device: torch.device | str, first: int = 0) -> Draws:
     """`full`, not `tensor`: filling on the device needs no synchronisation."""
     return Draws(torch.full((), key, dtype=torch.int64, device=device), first, size)

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from onecrop.data import ImageSet, Loader, load
-from onecrop.device import choose_device, choose_precision, describe, peak_memory, seed_step
+from onecrop.device import choose_device, choose_precision, describe, peak_memory
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, check_labels, run_probe
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
 from onecrop.nets.backbones import choose_stem
-from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer, set_learning_rate
+from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
 from onecrop.progress import Progress, duration
 from onecrop.recipe import Recipe
 from onecrop.runs import Run, provenance
+from onecrop.step import TrainStep
 
 
 def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
@@ -86,7 +87,7 @@ class Training:
         self.steps_per_epoch = loader.batches_per_epoch
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
-        self.sums: dict[str, Tensor] = {}  # of terms and watched values over the epoch, on the device
+        self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast=device.type == "cuda")
         self.step = self._restore()
 
     def run_to_end(self) -> None:
@@ -100,7 +101,8 @@ class Training:
         epoch_started, epoch_first_step, line = time.monotonic(), self.step, ""
         with _interruptible() as interrupted:
             while self.step < self.total_steps:
-                self.train_step()
+                self.train_step(self.step, self.learning_rate(self.step), (self.step + 1) / self.total_steps)
+                self.step += 1
                 whole_epoch = self.step % self.steps_per_epoch == 0
                 if whole_epoch or progress.due():
                     means = self._means()
@@ -126,23 +128,13 @@ class Training:
             progress.update(line, final=True)
         self._finish()
 
-    def train_step(self) -> None:
-        seed_step(self.recipe.seed, self.step)
-        set_learning_rate(self.optimizer, self.peak_lr * cosine(self.step, self.total_steps, self.warmup_steps))
-        self.method.train()
-        terms = self.method(self.loader.batch(self.step))
-        torch.stack(list(terms.values())).sum().backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.step += 1
-        self.method.after_step(self.step / self.total_steps)
-        for name, value in {**terms, **self.method.watch}.items():
-            self.sums[name] = self.sums.get(name, torch.zeros_like(value)) + value.detach()
+    def learning_rate(self, step: int) -> float:
+        return self.peak_lr * cosine(step, self.total_steps, self.warmup_steps)
 
     def _means(self) -> dict[str, float]:
         """Read the sums back from the device: the loop's only synchronisation, once an epoch or a progress line."""
         count = (self.step - 1) % self.steps_per_epoch + 1
-        means = {name: float(value) / count for name, value in self.sums.items()}
+        means = {name: float(value) / count for name, value in self.train_step.sums.items()}
         bad = [name for name, value in means.items() if value != value or abs(value) == float("inf")]
         if bad:
             raise UserError(
@@ -159,12 +151,11 @@ class Training:
 
     def _finish_epoch(self, means: dict[str, float], rate: float, seconds: float, line: str) -> None:
         epoch = self.step // self.steps_per_epoch
-        lr = self.peak_lr * cosine(self.step - 1, self.total_steps, self.warmup_steps)
-        row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": lr, **means}
+        row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": self.learning_rate(self.step - 1), **means}
         row |= {"images_per_second": rate, "seconds": seconds, "peak_memory": peak_memory(self.device)}
         self.run.add_metrics(row)
         self.run.log(line)
-        self.sums = {}
+        self.train_step.reset_sums()
         every = self.recipe.probe_every
         if every and (epoch % every == 0 or self.step == self.total_steps):
             self._probe(epoch)
@@ -178,13 +169,13 @@ class Training:
         self.run.say(f"epoch {epoch}: {row['evaluation']} {row['accuracy']:.2f} %")
 
     def _save(self) -> None:
-        self._means() if self.sums else None  # never replace a good checkpoint by a broken one
+        self._means()  # never replace a good checkpoint by a broken one
         state = {f"method.{k}": v for k, v in self.method.state_dict().items()}
         broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
         if broken:
             raise UserError(f"{broken[0]} is not finite at step {self.step}: lower --lr; the last checkpoint is kept")
         state |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer, self.method).items()}
-        state |= {f"sums.{k}": v for k, v in self.sums.items()}
+        state |= {f"sums.{k}": v for k, v in self.train_step.sums.items()}
         self.run.save(self.step, state)
 
     def _restore(self) -> int:
@@ -201,7 +192,7 @@ class Training:
         except (RuntimeError, KeyError) as error:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{self.run.checkpoint_file} belongs to another run: {reason}") from None
-        self.sums = {k: v.to(self.device) for k, v in part("sums.").items()}
+        self.train_step.sums = {k: v.to(self.device) for k, v in part("sums.").items()}
         return step
 
     def _finish(self) -> None:

@@ -14,7 +14,7 @@ from onecrop import pretrain
 from onecrop.cli import main
 from onecrop.errors import UserError
 from onecrop.files import atomically, write_atomically
-from onecrop.train import Training
+from onecrop.step import TrainStep
 
 SMALL = "--backbone tiny --subset 128 --image-size 16 --batch-size 64 --dim 16 --hidden 32 --epochs 1".split()
 
@@ -147,17 +147,17 @@ def test_changed_images_are_refused_on_resume(refused, tmp_path):
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_path, small_recipe, monkeypatch):
     recipe = small_recipe.override({"epochs": 4, "checkpoint_seconds": 0.0})
-    honest = Training.train_step
+    honest = TrainStep.__call__
     good = {}
 
-    def poisoned(self):
-        if self.step == 6:
-            good["state"] = self.run.checkpoint_file.read_bytes()
+    def poisoned(self, step, lr, progress):
+        if step == 6:
+            good["state"] = (tmp_path / "run" / "checkpoint" / "state.safetensors").read_bytes()
             with torch.no_grad():
                 self.method.head[0].weight.fill_(float("nan"))
-        honest(self)
+        honest(self, step, lr, progress)
 
-    monkeypatch.setattr(Training, "train_step", poisoned)
+    monkeypatch.setattr(TrainStep, "__call__", poisoned)
     with pytest.raises(UserError, match="not a finite number at step 7"):
         pretrain(recipe)
     run = tmp_path / "run"

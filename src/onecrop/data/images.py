@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onecrop.draws import Draws, draws, fold
+from onecrop.data.reader import Reader
+from onecrop.draws import Draws, draws, fold, shuffled
 from onecrop.errors import UserError
 
 # Share of the free device memory that a data set may take for itself.
@@ -77,7 +78,7 @@ def subset_index(total: int, count: int, seed: int) -> NDArray[np.int64]:
 
 
 class Loader:
-    """Batches as a function of the step. The whole set lives on the device when it fits, else each batch is sent."""
+    """Batches as a function of the step. The set lives on the device when it fits, else a reader fetches ahead."""
 
     def __init__(self, images: ImageSet, batch_size: int, device: torch.device, seed: int) -> None:
         if batch_size > len(images):
@@ -90,28 +91,55 @@ class Loader:
         self.resident = device.type != "cuda" or images.images.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info()[0]
         if self.resident:
             self.images = self.images.to(device)
+        self._reader = None if self.resident else Reader(self.images, batch_size, self._index, device)
         self._epoch, self._order = -1, torch.empty(0)
 
+    @property
+    def seconds_waited(self) -> float:
+        """For data that were not there in time, since the loader was made."""
+        return self._reader.seconds_waited if self._reader else 0.0
+
+    def empty(self) -> Batch:
+        """Room for a batch, to be refilled step by step."""
+        images = torch.empty(self.batch_size, *self.images.shape[1:], dtype=torch.uint8, device=self.device)
+        index = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
+        aspect = torch.empty(self.batch_size, dtype=torch.float32, device=self.device)
+        return Batch(images, index, aspect, draws(0, self.batch_size, self.device))
+
     def batch(self, step: int) -> Batch:
-        """The batch of a training step; the order of an epoch is a function of seed and epoch alone."""
-        epoch, place = divmod(step, self.batches_per_epoch)
-        if epoch != self._epoch:
-            generator = torch.Generator().manual_seed(fold(self.seed, "order", epoch))
-            order = torch.randperm(self.num_images, generator=generator)
-            self._epoch, self._order = epoch, order.to(self.device) if self.resident else order
-        index = self._order[place * self.batch_size : (place + 1) * self.batch_size]
-        return self._gather(index, fold(self.seed, "step", step))
+        """The batch of a training step, a function of seed and step alone."""
+        return self.refill(self.empty(), step)
+
+    def refill(self, batch: Batch, step: int) -> Batch:
+        """Write the batch of `step` into `batch`, without a synchronisation where the data are on the device."""
+        if self._reader is None:
+            batch.index.copy_(self._index(step))
+            torch.index_select(self.images, 0, batch.index, out=batch.images)
+        else:
+            self._reader.fetch(step, batch.images, batch.index)
+        return self._complete(batch, fold(self.seed, "step", step))
 
     def in_order(self) -> Iterator[tuple[Batch, int]]:
         """Every image once. The last batch is filled up from the start; the number says how many of it count."""
         for number, start in enumerate(range(0, self.num_images, self.batch_size)):
-            index = torch.arange(start, start + self.batch_size) % self.num_images
-            batch = self._gather(index.to(self.images.device), fold(self.seed, "in order", number))
-            yield batch, min(self.batch_size, self.num_images - start)
+            index = torch.arange(start, start + self.batch_size, device=self.images.device) % self.num_images
+            batch = self.empty()
+            batch.index.copy_(index)
+            batch.images.copy_(self.images.index_select(0, index))
+            yield (
+                self._complete(batch, fold(self.seed, "in order", number)),
+                min(self.batch_size, self.num_images - start),
+            )
 
-    def _gather(self, index: Tensor, key: int) -> Batch:
-        images = self.images.index_select(0, index)
-        if not self.resident:
-            images = images.pin_memory().to(self.device, non_blocking=True)
-            index = index.pin_memory().to(self.device, non_blocking=True)
-        return Batch(images, index, self.aspect[index], draws(key, len(index), self.device))
+    def _complete(self, batch: Batch, key: int) -> Batch:
+        torch.index_select(self.aspect, 0, batch.index, out=batch.aspect)
+        batch.draws.key.fill_(key)
+        return batch
+
+    def _index(self, step: int) -> Tensor:
+        """Which images a step sees, where they are stored; the order of an epoch is a function of seed and epoch."""
+        epoch, place = divmod(step, self.batches_per_epoch)
+        if epoch != self._epoch:
+            key = fold(self.seed, "order", epoch)
+            self._epoch, self._order = epoch, shuffled(self.num_images, key, self.images.device)
+        return self._order[place * self.batch_size : (place + 1) * self.batch_size]

@@ -37,8 +37,8 @@ class Method(nn.Module, ABC):
     def prepare(self, loader: Loader) -> None:
         """Before the first step: fill the bank."""
 
-    def after_step(self, progress: float) -> None:
-        """After each step, `progress` going from 0 to 1: moving averages."""
+    def after_step(self, progress: Tensor) -> None:
+        """After each step, `progress` [] going from 0 to 1 on the device: moving averages."""
 
 
 def augmentation(settings: Settings, image_size: int) -> Augment:

@@ -66,6 +66,7 @@ class Sid(Method):
             temperature=s.temperature,
             kl_temperature=s.kl_temperature,
             kl=s.kl,
+            kl_weight=s.kl_weight,
             mixed_target=None if partner is None else own[partner],
             mix=mix,
         )

@@ -1,0 +1,66 @@
+"""One training step: refill the batch, forward, backward, optimiser, sums for the log.
+
+On a GPU the step is compiled, run a few times, and then captured as one CUDA graph: the host only writes the batch's
+index, its key and the learning rate, and never waits.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from onecrop.data import Loader
+from onecrop.device import seed_step
+from onecrop.methods import Method
+from onecrop.optim import set_learning_rate
+
+WARM_UP = 3  # real training steps before the capture: compilation, optimiser state, library handles
+
+
+class TrainStep:
+    def __init__(self, method: Method, optimizer: torch.optim.Optimizer, loader: Loader, seed: int, fast: bool) -> None:
+        """fast: compile and capture (CUDA only)."""
+        self.method, self.optimizer, self.loader, self.seed, self.fast = method, optimizer, loader, seed, fast
+        self.batch = loader.empty()
+        self.progress = torch.zeros((), device=loader.device)
+        self.sums: dict[str, Tensor] = {}  # of terms and watched values since the last reset, on the device
+        self.forward: Callable[..., dict[str, Tensor]] = method
+        if fast:
+            self.forward = torch.compile(method, dynamic=False)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.taken = 0
+
+    def __call__(self, step: int, lr: float, progress: float) -> None:
+        self.loader.refill(self.batch, step)
+        self.progress.fill_(progress)
+        set_learning_rate(self.optimizer, lr)
+        seed_step(self.seed, step)
+        if self.graph is None and self.fast and self.taken >= WARM_UP:
+            self._capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self._compute()
+        self.taken += 1
+
+    def _compute(self) -> None:
+        self.method.train()
+        terms = self.forward(self.batch)
+        torch.stack(list(terms.values())).sum().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.method.after_step(self.progress)
+        for name, value in {**terms, **self.method.watch}.items():
+            if name not in self.sums:
+                self.sums[name] = torch.zeros_like(value)
+            self.sums[name].add_(value.detach())
+
+    def _capture(self) -> None:
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self._compute()
+
+    def reset_sums(self) -> None:
+        for value in self.sums.values():
+            value.zero_()
