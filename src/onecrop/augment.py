@@ -213,8 +213,8 @@ class CutMix(nn.Module):
             return x, None, 1.0
         size = x.shape[-1]
         draw = draws.once("cutmix", 3)
-        position = draw[0] * (len(self.quantiles) - 1)
-        below = position.floor().long()
+        position = draw[:1] * (len(self.quantiles) - 1)
+        below = position.floor().long()  # [1], not []: a tensor without dimensions as an index is read by the host
         share = torch.lerp(self.quantiles[below], self.quantiles[below + 1], position - below)
         share = torch.maximum(share, 1 - share)
         side = (size * (1 - share).sqrt()).floor()

@@ -14,19 +14,20 @@ from torch import Tensor, nn
 # The published quintic of Muon and its number of iterations (Jordan et al. 2024).
 QUINTIC = (3.4445, -4.7750, 2.0315)
 NEWTON_SCHULZ_STEPS = 5
+SMALLEST_BATCH = 128  # matrices with fewer rows are padded to this many
 
 
-def orthogonalise(matrices: Tensor, steps: int = NEWTON_SCHULZ_STEPS) -> Tensor:
-    """[K, rows, columns] -> matrices of the same singular vectors with singular values near 1 (Newton–Schulz)."""
+def orthogonalise(matrices: Tensor) -> Tensor:
+    """[K, m, n], m ≤ n -> matrices with the same singular vectors and singular values near 1 (Newton–Schulz).
+
+    Rows and columns of zeros stay zeros, so matrices of several shapes can share a batch.
+    """
     a, b, c = QUINTIC
-    x = matrices.bfloat16() if matrices.is_cuda else matrices
-    tall = x.shape[1] > x.shape[2]
-    x = x.mT if tall else x
-    x = x / (x.norm(dim=(1, 2), keepdim=True) + 1e-7)
-    for _ in range(steps):
-        gram = x @ x.mT
-        x = a * x + (b * gram + c * gram @ gram) @ x
-    return (x.mT if tall else x).to(matrices.dtype)
+    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    for _ in range(NEWTON_SCHULZ_STEPS):
+        gram = torch.bmm(x, x.mT)
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x
 
 
 class Muon(torch.optim.Optimizer):
@@ -63,16 +64,26 @@ class Muon(torch.optim.Optimizer):
 
 
 def _orthogonalise_all(updates: list[Tensor]) -> list[Tensor]:
-    """Matrices of one shape go through Newton–Schulz together."""
-    by_shape: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for i, update in enumerate(updates):
-        by_shape[update.shape[0], update[0].numel()].append(i)
+    """Every update orthogonalised, in a few batches: matrices of like size are padded to one shape."""
+    wide = [update.reshape(len(update), -1) for update in updates]
+    tall = [matrix.shape[0] > matrix.shape[1] for matrix in wide]
+    wide = [matrix.mT if flip else matrix for matrix, flip in zip(wide, tall, strict=True)]  # m ≤ n
+    batches: dict[int, list[int]] = defaultdict(list)
+    for i, matrix in enumerate(wide):
+        batches[max(SMALLEST_BATCH, 1 << (matrix.shape[0] - 1).bit_length())].append(i)
     out = list(updates)
-    for (rows, columns), members in by_shape.items():
-        stacked = torch.stack([updates[i].reshape(rows, columns) for i in members])
-        stacked = orthogonalise(stacked) * max(1, rows / columns) ** 0.5
-        for i, matrix in zip(members, stacked, strict=True):
-            out[i] = matrix.view_as(updates[i]) if updates[i].is_contiguous() else matrix.reshape(updates[i].shape)
+    for rows, members in batches.items():
+        columns = max(wide[i].shape[1] for i in members)
+        first = wide[members[0]]
+        dtype = torch.bfloat16 if first.is_cuda else first.dtype
+        padded = torch.zeros(len(members), rows, columns, dtype=dtype, device=first.device)
+        places = [padded[k, : wide[i].shape[0], : wide[i].shape[1]] for k, i in enumerate(members)]
+        torch._foreach_copy_(places, [wide[i] for i in members])
+        for k, (i, matrix) in enumerate(zip(members, orthogonalise(padded), strict=True)):
+            matrix = matrix[: places[k].shape[0], : places[k].shape[1]]
+            matrix = matrix.mT if tall[i] else matrix
+            scale = max(1, matrix.shape[0] / matrix.shape[1]) ** 0.5
+            out[i] = (matrix * scale).to(updates[i].dtype).reshape(updates[i].shape)
     return out
 
 

@@ -26,7 +26,7 @@ def reference_orthogonalise(g):
     return x.T if flip else x
 
 
-@pytest.mark.parametrize("shape", [(8, 5), (5, 8), (6, 6)])
+@pytest.mark.parametrize("shape", [(5, 8), (6, 6)])
 def test_orthogonalise_brings_singular_values_near_one(shape):
     g = torch.randn(3, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     out = orthogonalise(g)
@@ -41,7 +41,8 @@ def test_orthogonalise_brings_singular_values_near_one(shape):
 def test_muon_equals_a_float64_reference():
     """Matrices, kernels flattened to [out, in·k·k], vectors by SGD; three steps."""
     torch.manual_seed(0)
-    params = [nn.Parameter(torch.randn(s, dtype=torch.float64)) for s in [(6, 4), (6, 4), (8, 3, 3, 3), (5,)]]
+    shapes = [(6, 4), (6, 4), (8, 3, 3, 3), (5,), (130, 140), (140, 3), (300, 129)]  # three batches of padded matrices
+    params = [nn.Parameter(torch.randn(s, dtype=torch.float64)) for s in shapes]
     expected = [p.detach().clone() for p in params]
     velocity = [torch.zeros_like(p) for p in expected]
     lr, mu, wd = 0.02, 0.9, 0.05

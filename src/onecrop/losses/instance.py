@@ -77,10 +77,8 @@ def instance_loss(
         own = rows[target].to(z.dtype)  # [B, D]
         weight = mix.to(z.dtype).expand(len(z)) if isinstance(mix, Tensor) else z.new_full((len(z),), mix)
         mixture = torch.lerp(rows[mixed_target].to(z.dtype), own, weight[:, None])
-        read = _read_dense if len(z) * len(rows) <= DENSE_ELEMENTS else _read_in_blocks
-        lse_s, lse_q, lse_half, mean_q, nearest, dz = read(
-            constant, rows, mask, temperature, kl_temperature, kl, kl_weight
-        )
+        normalisers, nearest, dz = _read(constant, rows, mask, temperature, kl_temperature, kl, kl_weight)
+        lse_s, lse_q, lse_half, mean_q = normalisers
         # dz[0]: Σ_k p_k·w_k / T, to which the targets are added; dz[1], where apart: that of the KL term
         dz[0].sub_(mixture, alpha=1 / temperature)
         dz = [part / len(z) for part in dz]
@@ -98,41 +96,37 @@ def instance_loss(
     return InstanceLoss(cross_entropy, kl_value, accuracy, batch_probabilities)
 
 
-Reading = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, list[Tensor]]  # lse_s, lse_q, lse_half, E, nearest row, [dz, …]
-
-
-def _read_dense(
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # on a GPU its kernels are already fused; a compiler would only unroll the blocks
+def _read(
     z: Tensor, rows: Tensor, mask: Tensor | None, t: float, t_kl: float, kl: str, kl_weight: float | None
-) -> Reading:
-    c = _cosines(z, rows, mask)
-    best, nearest, sums = _statistics(c, t, t_kl)
-    lse_s, lse_q, lse_half, mean_q = _normalisers(best, sums, t, t_kl)
-    slopes = _slopes(c, lse_s, lse_q, mean_q, t, t_kl, kl, kl_weight)
-    return lse_s, lse_q, lse_half, mean_q, nearest, [_product(slope, rows, z.dtype) for slope in slopes]
-
-
-def _read_in_blocks(
-    z: Tensor, rows: Tensor, mask: Tensor | None, t: float, t_kl: float, kl: str, kl_weight: float | None
-) -> Reading:
-    width = max(1, BLOCK_ELEMENTS // len(z))
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor, list[Tensor]]:
+    """-> (lse(s), lse(q), lse(q/2), E), nearest row, and Σ_k (∂/∂c_k)·w_k: of both terms as one, or of each."""
+    if z.is_cuda and z.dtype == torch.float32:
+        from onecrop.losses.kernels import add_statistics, slopes
+    else:
+        add_statistics, slopes = _add_statistics, _slopes
+    dense = len(z) * len(rows) <= DENSE_ELEMENTS
+    width = len(rows) if dense else max(1, BLOCK_ELEMENTS // len(z))
     blocks = [slice(start, min(start + width, len(rows))) for start in range(0, len(rows), width)]
-    masks = [None if mask is None else mask[..., block] for block in blocks]
-    best = z.new_full((len(z),), LEFT_OUT)
-    sums = z.new_zeros(4, len(z))
+
+    def cosines(block: slice) -> Tensor:
+        c = _product(z, rows[block].T, z.dtype)
+        return c if mask is None else c.masked_fill(mask[..., block], LEFT_OUT)
+
+    best, sums = z.new_full((len(z),), LEFT_OUT), z.new_zeros(4, len(z))
     nearest = torch.zeros(len(z), dtype=torch.int64, device=z.device)
-    for block, left_out in zip(blocks, masks, strict=True):
-        best_here, nearest_here, sums_here = _statistics(_cosines(z, rows[block], left_out), t, t_kl)
-        nearest = torch.where(best_here > best, nearest_here + block.start, nearest)
-        new = torch.maximum(best, best_here)
-        sums = _rebase(sums, best - new, t, t_kl) + _rebase(sums_here, best_here - new, t, t_kl)
-        best = new
-    lse_s, lse_q, lse_half, mean_q = _normalisers(best, sums, t, t_kl)
+    for block in blocks:
+        c = cosines(block)
+        add_statistics(c, block.start, best, nearest, sums, t, t_kl)
+    normalisers = _normalisers(best, sums, t, t_kl)
+    slope = None if kl == "none" else KL_SLOPE[kl]
     dz: list[Tensor] = []
-    for block, left_out in zip(blocks, masks, strict=True):
-        slopes = _slopes(_cosines(z, rows[block], left_out), lse_s, lse_q, mean_q, t, t_kl, kl, kl_weight)
-        parts = [_product(slope, rows[block], z.dtype) for slope in slopes]
+    for block in blocks:
+        c = c if dense else cosines(block)
+        parts = slopes(c, normalisers, t, t_kl, slope, kl_weight, rows.dtype)
+        parts = [_product(part, rows[block], z.dtype) for part in parts]
         dz = [total.add_(part) for total, part in zip(dz, parts, strict=True)] if dz else parts
-    return lse_s, lse_q, lse_half, mean_q, nearest, dz
+    return normalisers, nearest, dz
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,30 +136,24 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     return (a.to(b.dtype) @ b).to(dtype)
 
 
-def _cosines(z: Tensor, rows: Tensor, left_out: Tensor | None) -> Tensor:
-    c = _product(z, rows.T, z.dtype)
-    return c if left_out is None else c.masked_fill(left_out, LEFT_OUT)
+def _add_statistics(c: Tensor, first: int, best: Tensor, nearest: Tensor, sums: Tensor, t: float, t_kl: float) -> None:
+    """Add a block of cosines [B, n], which begins at row `first` of the bank, to what was read before it.
 
-
-def _statistics(c: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor, Tensor]:
-    """-> highest cosine h [B], where it stands [B], and Σe^s, Σe^q, Σe^(q/2), Σ(c − h)·e^q relative to h [4, B]."""
-    best, nearest = c.max(-1)
-    below = c - best[:, None]
+    best: the highest cosine h so far [B]; nearest: its row [B]; sums [4, B]: Σe^s, Σe^q, Σe^(q/2), Σ(c − h)·e^q, all
+    relative to h.
+    """
+    highest, where = c.max(-1)
+    nearest.copy_(torch.where(highest > best, where + first, nearest))
+    new = torch.maximum(best, highest)
+    shift, below = best - new, c - new[:, None]
+    sums *= torch.stack([(shift / t).exp(), (shift / t_kl).exp(), (shift / (2 * t_kl)).exp(), (shift / t_kl).exp()])
+    sums[3] += sums[1] * shift
     e_q = (below / t_kl).exp()
-    weighted = (below * e_q).sum(-1)  # 0 where left out: the exponential is
-    return (
-        best,
-        nearest,
-        torch.stack([(below / t).exp().sum(-1), e_q.sum(-1), (below / (2 * t_kl)).exp().sum(-1), weighted]),
-    )
-
-
-def _rebase(sums: Tensor, shift: Tensor, t: float, t_kl: float) -> Tensor:
-    """The same sums relative to another highest cosine, higher by −shift."""
-    factors = torch.stack([(shift / t).exp(), (shift / t_kl).exp(), (shift / (2 * t_kl)).exp(), (shift / t_kl).exp()])
-    moved = sums * factors
-    moved[3] += moved[1] * shift
-    return moved
+    sums[0] += (below / t).exp().sum(-1)
+    sums[1] += e_q.sum(-1)
+    sums[2] += (below / (2 * t_kl)).exp().sum(-1)
+    sums[3] += (below * e_q).sum(-1)
+    best.copy_(new)
 
 
 def _normalisers(best: Tensor, sums: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -175,13 +163,19 @@ def _normalisers(best: Tensor, sums: Tensor, t: float, t_kl: float) -> tuple[Ten
 
 
 def _slopes(
-    c: Tensor, lse_s: Tensor, lse_q: Tensor, mean_q: Tensor, t: float, t_kl: float, kl: str, kl_weight: float | None
+    c: Tensor,
+    normalisers: tuple[Tensor, Tensor, Tensor, Tensor],
+    t: float,
+    t_kl: float,
+    slope: float | None,
+    kl_weight: float | None,
+    dtype: torch.dtype,
 ) -> list[Tensor]:
-    """∂/∂c of Σ_k p_k-part of the cross-entropy and of the KL term, as one where kl_weight is known -> [B, n] each."""
-    ce = (c / t - lse_s[:, None]).exp() / t
-    if kl == "none":
-        return [ce]
+    """∂/∂c of Σp-part of the cross-entropy and of the KL term, as one where kl_weight is known -> [B, n] each."""
+    lse_s, lse_q, _, mean_q = (x[:, None] for x in normalisers)
+    ce = (c / t - lse_s).exp() / t
+    if slope is None:
+        return [ce.to(dtype)]
     q = c / t_kl
-    pi = (q - lse_q[:, None]).exp()
-    slope = KL_SLOPE[kl] / t_kl * pi * (q - mean_q[:, None])
-    return [ce, slope] if kl_weight is None else [ce + kl_weight * slope]
+    kl = slope / t_kl * (q - lse_q).exp() * (q - mean_q)
+    return [ce.to(dtype), kl.to(dtype)] if kl_weight is None else [(ce + kl_weight * kl).to(dtype)]
