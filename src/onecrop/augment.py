@@ -36,10 +36,10 @@ def crop_boxes(
     # central fall-back: the whole picture, cut to the allowed ratio
     allowed = (aspect.clamp(ratio[0], ratio[1]) / aspect)[:, None]
     full = torch.full_like(allowed, size)
-    width = torch.where(fits.any(1, keepdim=True), width.gather(1, first), (full * allowed.clamp(max=1)).round())
-    height = torch.where(fits.any(1, keepdim=True), height.gather(1, first), (full / allowed.clamp(min=1)).round())
-    free = draw[:, -2:]  # position among the integer offsets
-    free = torch.where(fits.any(1, keepdim=True), free, 0.5)
+    any_fits = fits.any(1, keepdim=True)
+    width = torch.where(any_fits, width.gather(1, first), (full * allowed.clamp(max=1)).round().clamp(min=1))
+    height = torch.where(any_fits, height.gather(1, first), (full / allowed.clamp(min=1)).round().clamp(min=1))
+    free = torch.where(any_fits, draw[:, -2:], 0.5)  # position among the integer offsets
     top = (free[:, :1] * (size - height + 1)).floor()
     left = (free[:, 1:] * (size - width + 1)).floor()
     return torch.cat([top, left, height, width], dim=1)
@@ -47,7 +47,8 @@ def crop_boxes(
 
 def central_boxes(aspect: Tensor, size: int, share: float) -> Tensor:
     """The central true square, `share` of the shorter side long, in the stored square -> [B, 4]."""
-    width, height = size * share / aspect.clamp(min=1), size * share * aspect.clamp(max=1)
+    width = (size * share / aspect.clamp(min=1)).clamp(min=1)  # of a strip at least one stored pixel
+    height = (size * share * aspect.clamp(max=1)).clamp(min=1)
     return torch.stack([(size - height) / 2, (size - width) / 2, height, width], dim=1)
 
 
@@ -57,7 +58,7 @@ def _resize_weights(start: Tensor, length: Tensor, stored: int, size: int) -> Te
     pixel = torch.arange(stored, device=start.device) + 0.5 - start[:, None]  # [B, stored] centres inside the box
     centre = (torch.arange(size, device=start.device)[:, None] + 0.5) * scale  # [B, size, 1]
     weight = (1 - (pixel[:, None] - centre).abs() / scale.clamp(min=1)).clamp(min=0)
-    inside = (pixel > 0) & (pixel < length[:, None])
+    inside = (pixel >= 0) & (pixel <= length[:, None])
     weight = weight * inside[:, None]
     return weight / weight.sum(-1, keepdim=True)
 
@@ -229,9 +230,9 @@ class CutMix(nn.Module):
 
 
 def beta_quantiles(alpha: float, count: int = 1025) -> Tensor:
-    """Quantiles of Beta(α, α), by integration over x = sin²(t), where the density is (sin t · cos t)^(2α − 1)."""
+    """Quantiles of Beta(α, α), by integration over x = sin²(t), where the density is that of sin(2t)^(2α − 1)."""
     t = (torch.arange(200_000, dtype=torch.float64) + 0.5) * (math.pi / 2 / 200_000)
-    mass = (t.sin() * t.cos()) ** (2 * alpha - 1)
+    mass = (2 * t).sin() ** (2 * alpha - 1)
     cumulative = mass.cumsum(0) - mass / 2
     wanted = torch.linspace(0, 1, count, dtype=torch.float64) * mass.sum()
     at = torch.searchsorted(cumulative, wanted).clamp(1, len(t) - 1)

@@ -1,6 +1,7 @@
 """The command line: one verb a function, no logic of its own."""
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -52,8 +53,9 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     first.add_argument("--resume", action="store_true")
     known, _ = first.parse_known_args(arguments)
     base = named(known.recipe) if known.recipe else Recipe()
-    if known.resume and known.out and Run(known.out).recipe_file.exists():
-        base = Run(known.out).recipe()  # flags then only repeat what the run was begun with
+    earlier = Run(known.out or base.out)
+    if known.resume and earlier.recipe_file.exists():
+        base = earlier.recipe()  # flags then only repeat what the run was begun with
     if known.method:
         base = base.override({"method": known.method})
 
@@ -74,7 +76,9 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
                 group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
     values = vars(parser.parse(arguments))
     changes = {name: value for name, value in values.items() if name not in ("recipe", "resume") and value is not None}
-    if "data" not in changes and not (known.recipe or known.resume):
+    if "data" not in changes and not known.recipe and not (known.resume and earlier.recipe_file.exists()):
+        if known.resume:
+            raise UserError(f"nothing to resume in {earlier.folder}: it is not a run folder")
         raise UserError(f"say what to learn from: onecrop pretrain DATA, a folder or one of {', '.join(SOURCES)}")
     pretrain(base.override(changes), resume=values["resume"])
 
@@ -86,9 +90,10 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--data", help="labelled data set or folder of classes (default: the run's)")
     parser.add_argument("--with", dest="evaluations", default="knn,linear", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
-    parser.add_argument("--data-dir", default="data")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
+    parser.add_argument("--skip-broken", action="store_true", default=None, help="leave unreadable images out")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--seed", type=int, default=0, help="of the probes [0]")
     parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")
     values = vars(parser.parse(arguments))
     values["evaluations"] = tuple(values["evaluations"].split(","))
@@ -121,6 +126,9 @@ VERBS = {"pretrain": pretrain_verb, "evaluate": evaluate_verb, "demo": demo_verb
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
+    for stream in (sys.stdout, sys.stderr):  # file names may be any bytes
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print("onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass.\n")

@@ -25,7 +25,10 @@ NEIGHBOURS_OF_VOTE = 20  # of 4,000 images; the usual 200 is meant for sets ten 
 def run_demo(folder: Path) -> None:
     started = time.monotonic()
     recipe = named("demo").override({"out": str(folder / "run")})
-    if Run(recipe.out).recipe_file.exists():  # the demo's own folder, and only that, starts afresh each time
+    earlier = Run(recipe.out)
+    if earlier.recipe_file.exists() and not earlier.recipe().changed(
+        recipe
+    ):  # a demo's run, and only that, starts afresh
         shutil.rmtree(recipe.out)
     print("Pretraining on unlabelled shapes: every picture is its own class.")
     run = pretrain(recipe)

@@ -13,6 +13,8 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        if device.type not in ("cpu", "cuda"):
+            raise RuntimeError(device.type)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):
         raise UserError(f"device {name!r} is not available here: use auto, cpu, cuda or cuda:N") from None

@@ -38,7 +38,7 @@ def write_json(path: Path, content: Any) -> None:
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
     try:
-        with path.open("a") as file:
+        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
             file.write(json.dumps(row) + "\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
@@ -49,7 +49,7 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text("utf-8", "replace").splitlines():
         try:
             rows.append(json.loads(line))
         except ValueError:

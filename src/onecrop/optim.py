@@ -129,14 +129,19 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> di
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Strict: the state must be that of exactly these parameters."""
     parameters = dict(module.named_parameters())
+    held = {name.rpartition("/")[0] for name in tensors}
+    if held != parameters.keys():
+        raise KeyError(f"the optimiser's state is that of other parameters: {min(held ^ parameters.keys())}")
     state: dict[nn.Parameter, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         parameter = parameters[name.rpartition("/")[0]]
-        like = value.to(parameter.device)
-        if (
-            like.shape == parameter.shape
-        ):  # in the parameter's own memory layout, or the next step would round otherwise
-            like = torch.empty_like(parameter, dtype=like.dtype).copy_(like)
-        state[parameter][name.rpartition("/")[2]] = like
+        restored = value.to(parameter.device)
+        if value.ndim:
+            if value.shape != parameter.shape:
+                raise KeyError(f"{name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")
+            # in the parameter's own memory layout, or the next step would round otherwise
+            restored = torch.empty_like(parameter, dtype=value.dtype).copy_(restored)
+        state[parameter][name.rpartition("/")[2]] = restored
     optimizer.state = state  # type: ignore[assignment]

@@ -24,8 +24,9 @@ _NOT_NEGATIVE = ("0 or more", lambda x: 0 <= x < float("inf"))
 # What a number may be, by field name, for the recipe and for every method's settings.
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "epochs": ("at least 1", lambda x: x >= 1),
+    "warmup_epochs": _NOT_NEGATIVE,
     "batch_size": ("at least 2", lambda x: x >= 2),  # batch norm needs two
-    "image_size": ("at least 8", lambda x: x >= 8),
+    "image_size": ("between 8 and 4096", lambda x: 8 <= x <= 4096),
     "subset": ("at least 1", lambda x: x >= 1),
     "seed": ("between 0 and 2^32 − 1", lambda x: 0 <= x < 2**32),
     "probe_every": _NOT_NEGATIVE,
@@ -45,7 +46,7 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kl_weight": _NOT_NEGATIVE,
     "bank_momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     "sampled_rows": _NOT_NEGATIVE,
-    "cutmix": _NOT_NEGATIVE,
+    "cutmix": ("between 0 and 100", lambda x: 0 <= x <= 100),
 }
 
 
@@ -119,10 +120,17 @@ class Recipe:
             base, settings=dataclasses.replace(base.settings, **_typed(type(base.settings), changes))
         )
 
-    def differences(self, other: "Recipe") -> list[str]:
-        """Names of the fields that differ and matter to what is computed."""
-        mine, theirs = self.flat(), other.flat()
-        return [name for name in mine | theirs if name not in FREE_ON_RESUME and mine.get(name) != theirs.get(name)]
+    def changed(self, wanted: "Recipe") -> dict[str, tuple[Any, Any]]:
+        """Field -> (value here, value wanted), where they differ and it matters to what is computed.
+
+        None in `wanted` leaves the choice open: whatever was chosen here will do.
+        """
+        here, there = self.flat(), wanted.flat()
+        return {
+            name: (here.get(name), there[name])
+            for name in there
+            if name not in FREE_ON_RESUME and there[name] is not None and here.get(name) != there[name]
+        }
 
     def flat(self) -> dict[str, Any]:
         """Field -> value, the method's settings beside the recipe's own."""
@@ -133,7 +141,9 @@ class Recipe:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> "Recipe":
+    def from_json(cls, content: Any) -> "Recipe":
+        if not isinstance(content, dict) or not isinstance(content.get("settings", {}), dict):
+            raise UserError("it does not hold a recipe")
         content = dict(content)
         settings = content.pop("settings", {})
         return cls(method=content.get("method", "sid")).override({**content, **settings})
@@ -189,7 +199,7 @@ def check(name: str, hint: Any, value: Any) -> Any:
         elif member in (int, float) and not isinstance(value, bool):
             try:
                 number = member(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 continue
             if number == number and (not isinstance(value, float) or number == value):
                 return number

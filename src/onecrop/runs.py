@@ -4,9 +4,12 @@ backbone.safetensors is written last: a run that has it is finished and never wr
 """
 
 import json
+import os
 import platform
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -46,35 +49,57 @@ class Run:
     def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None:
         """Make the folder, or check that `recipe` is the one this run was begun with."""
         if self.recipe_file.exists() and resume:
-            saved = self.recipe()
-            for name in recipe.differences(saved):
-                was, now = saved.flat().get(name), recipe.flat().get(name)
-                raise UserError(
-                    f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
-                    "resume it as it was, or choose another --out"
-                )
-            begun = self._begun_with()
-            if begun != provenance["data_fingerprint"]:
+            self.refuse_changes(recipe)
+            if self._begun_with() != provenance["data_fingerprint"]:
                 raise UserError(f"{self.folder} was begun with other images than {recipe.data} holds now")
             return
-        if self.folder.exists() and (not self.folder.is_dir() or any(self.folder.iterdir())):
+        # provenance.json alone is what a kill in the next two lines leaves: nothing to lose
+        if self.folder.exists() and (
+            not self.folder.is_dir()
+            or any(f.name != "provenance.json" and f.suffix != ".part" for f in self.folder.iterdir())
+        ):
             raise UserError(f"{self.folder} exists and is not overwritten: choose another --out, or pass --resume")
         write_json(self.folder / "provenance.json", provenance)
         write_json(self.recipe_file, recipe.to_json())
 
+    def refuse_changes(self, recipe: Recipe) -> None:
+        for name, (was, now) in self.recipe().changed(recipe).items():
+            raise UserError(
+                f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
+                "resume it as it was, or choose another --out"
+            )
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        """One process a run; the lock goes with the process, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # not on Windows
+            yield
+            return
+        with self.recipe_file.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UserError(f"another process is writing {self.folder}: wait, or choose another --out") from None
+            yield
+
     def _begun_with(self) -> str:
         try:
             return str(json.loads((self.folder / "provenance.json").read_text())["data_fingerprint"])
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.folder / 'provenance.json'} cannot be read: {error}") from None
 
     def say(self, line: str) -> None:
-        print(line, flush=True)
         self.log(line)
+        try:
+            print(line, flush=True)
+        except BrokenPipeError:  # the reader of our output went away; the run goes on, log.txt has it all
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def log(self, line: str) -> None:
         try:
-            with (self.folder / "log.txt").open("a") as file:
+            with (self.folder / "log.txt").open("a", encoding="utf-8", errors="surrogateescape") as file:
                 file.write(line + "\n")
         except OSError as error:
             raise UserError(f"cannot write {self.folder / 'log.txt'}: {error.strerror}") from None

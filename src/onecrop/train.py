@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from shlex import quote
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from onecrop.data import ImageSet, Loader, load
+from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, choose_precision, describe, peak_memory
 from onecrop.errors import UserError
-from onecrop.evaluate import Probe, check_labels, run_probe
+from onecrop.evaluate import Probe, run_probe
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
 from onecrop.nets.backbones import choose_stem
@@ -30,19 +32,24 @@ def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
     device = choose_device(recipe.device)
     run = Run(recipe.out)
     if run.finished and resume:
+        run.refuse_changes(recipe)
         print(f"{run.folder} is finished: nothing to resume")
         return run.folder
     images = load(recipe.data, "train", recipe.request())
     recipe = resolve(recipe, images, device)
+    sets = None
     if recipe.probe_every:
-        check_labels(recipe.data, recipe.request())
+        sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
     loader = Loader(images, recipe.batch_size, device, recipe.seed)
+    training = Training(recipe, run, loader, device, sets)
     run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device), resume)
-    run.say(
-        f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; {recipe.backbone}, {recipe.stem} stem; "
-        f"{recipe.method}, {recipe.optimizer} lr {recipe.lr:g}; {describe(device)}, {recipe.precision}"
-    )
-    Training(recipe, run, loader, device).run_to_end()
+    with run.exclusively():
+        run.say(
+            f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; {recipe.backbone}, {recipe.stem} stem; "
+            f"{recipe.method}, {recipe.optimizer} lr {recipe.lr:g}; {describe(device)}, {recipe.precision}"
+        )
+        training.restore()
+        training.run_to_end()
     return run.folder
 
 
@@ -75,10 +82,13 @@ def build_method(recipe: Recipe, num_images: int) -> Method:
 class Training:
     """The state of a run: network, bank, optimiser, step, and the sums of the epoch under way."""
 
-    def __init__(self, recipe: Recipe, run: Run, loader: Loader, device: torch.device) -> None:
+    def __init__(
+        self, recipe: Recipe, run: Run, loader: Loader, device: torch.device, sets: Labelled | None = None
+    ) -> None:
         assert recipe.lr is not None
         assert recipe.weight_decay is not None
         self.recipe, self.run, self.loader, self.device = recipe, run, loader, device
+        self.sets = sets  # what probes along the way are scored on
         self.peak_lr = recipe.lr
         self.method = build_method(recipe, loader.num_images).to(device).to(memory_format=torch.channels_last)
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
@@ -88,7 +98,7 @@ class Training:
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
         self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast=device.type == "cuda")
-        self.step = self._restore()
+        self.step = 0
 
     def run_to_end(self) -> None:
         started = last_saved = time.monotonic()
@@ -109,7 +119,8 @@ class Training:
                     seconds = time.monotonic() - epoch_started
                     rate = (self.step - epoch_first_step) * self.recipe.batch_size / seconds
                     line = self._line(means, rate)
-                    progress.update(line, final=whole_epoch and progress.due())
+                    last = self.step == self.total_steps
+                    progress.update(line, final=last or (whole_epoch and progress.due()))
                 if whole_epoch:
                     self._finish_epoch(means, rate, seconds, line)
                     epoch_first_step = self.step
@@ -120,12 +131,10 @@ class Training:
                 if interrupted:
                     raise UserError(
                         f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
-                        f"continue with `onecrop pretrain --out {self.run.folder} --resume`"
+                        f"continue with `onecrop pretrain --out {quote(str(self.run.folder))} --resume`"
                     )
                 if whole_epoch:
                     epoch_started = time.monotonic()
-        if line:
-            progress.update(line, final=True)
         self._finish()
 
     def learning_rate(self, step: int) -> float:
@@ -137,9 +146,11 @@ class Training:
         means = {name: float(value) / count for name, value in self.train_step.sums.items()}
         bad = [name for name, value in means.items() if value != value or abs(value) == float("inf")]
         if bad:
+            kept = (
+                f"; the last good state is in {self.run.checkpoint_file}" if self.run.checkpoint_file.exists() else ""
+            )
             raise UserError(
-                f"{bad[0]} is not a finite number at step {self.step}: lower --lr and start again, "
-                f"or look at the last good state in {self.run.checkpoint_file.parent}"
+                f"{bad[0]} is not a finite number at step {self.step}: try a lower --lr with another --out{kept}"
             )
         return means
 
@@ -164,7 +175,8 @@ class Training:
         self.method.eval()
         assert self.recipe.image_size is not None
         probe = Probe(self.recipe.image_size, self.device, self.recipe.seed)
-        row = run_probe(self.recipe.probe, self.method.backbone, self.recipe.data, self.recipe.request(), probe)
+        assert self.sets is not None
+        row = run_probe(self.recipe.probe, self.method.backbone, self.sets, probe)
         self.run.add_result({"of": "pretrained", "epoch": epoch, "step": self.step, **row})
         self.run.say(f"epoch {epoch}: {row['evaluation']} {row['accuracy']:.2f} %")
 
@@ -178,10 +190,11 @@ class Training:
         state |= {f"sums.{k}": v for k, v in self.train_step.sums.items()}
         self.run.save(self.step, state)
 
-    def _restore(self) -> int:
-        step, tensors = self.run.restore()
-        if not step:
-            return 0
+    def restore(self) -> None:
+        """Go back to the run's last checkpoint, where it has one."""
+        self.step, tensors = self.run.restore()
+        if not self.step:
+            return
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -193,7 +206,6 @@ class Training:
             reason = " ".join(str(error).split())[:200]
             raise UserError(f"{self.run.checkpoint_file} belongs to another run: {reason}") from None
         self.train_step.sums = {k: v.to(self.device) for k, v in part("sums.").items()}
-        return step
 
     def _finish(self) -> None:
         facts = {

@@ -14,6 +14,7 @@ from onecrop import pretrain
 from onecrop.cli import main
 from onecrop.errors import UserError
 from onecrop.files import atomically, write_atomically
+from onecrop.runs import Run
 from onecrop.step import TrainStep
 
 SMALL = "--backbone tiny --subset 128 --image-size 16 --batch-size 64 --dim 16 --hidden 32 --epochs 1".split()
@@ -56,6 +57,9 @@ def finished(small_recipe):
         (["pretrain", "shapes", "--subset", "20", "--batch-size", "64", "--out", "x"], "lower --batch-size"),
         (["evaluate", "nowhere"], "no backbone at"),
         (["list", "method"], "did you mean 'methods'"),
+        (["pretrain", "--resume", "--out", "typo"], "nothing to resume in typo"),
+        (["pretrain", "shapes", "--device", "meta"], "'meta' is not available"),
+        (["pretrain", "shapes", "--bank-momentum", "1"], "--bank-momentum 1.0 is out of range"),
     ],
 )
 def test_wrong_words(refused, tmp_path, monkeypatch, arguments, words):
@@ -103,6 +107,37 @@ def test_resuming_a_finished_run_changes_nothing(finished, capsys):
     assert main(["pretrain", "--out", str(finished), "--resume"]) == 0
     assert "finished" in capsys.readouterr().out
     assert (finished / "backbone.safetensors").read_bytes() == before
+
+
+def test_resuming_a_finished_run_with_another_recipe_is_refused(refused, finished):
+    assert "--epochs 2, not 9" in refused("pretrain", "--out", finished, "--resume", "--epochs", "9")
+
+
+def test_two_processes_cannot_write_one_run(refused, finished):
+    with Run(unfinish(finished)).exclusively():
+        assert "another process is writing" in refused("pretrain", "--out", finished, "--resume")
+    assert main(["pretrain", "--out", str(finished), "--resume"]) == 0
+
+
+def test_a_kill_before_the_recipe_was_written_loses_nothing(tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "provenance.json").write_text("{}")
+    assert main(["pretrain", "shapes", "--out", str(tmp_path / "run"), *SMALL, "--resume"]) == 0
+
+
+def test_the_demo_deletes_only_a_demo(tmp_path, finished, refused):
+    (tmp_path / "demo").mkdir()
+    finished.rename(tmp_path / "demo" / "run")
+    assert "exists and is not overwritten" in refused("demo", "--out", tmp_path / "demo")
+    assert (tmp_path / "demo" / "run" / "backbone.safetensors").exists()
+
+
+def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path):
+    arguments = ["pretrain", "shapes", "--out", str(tmp_path / "run"), *SMALL]
+    piped = f"{sys.executable} -m onecrop {' '.join(arguments)} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "run" / "backbone.safetensors").exists()
 
 
 def test_damaged_and_foreign_checkpoints(refused, finished, tmp_path):

@@ -131,6 +131,15 @@ def test_crops_of_a_wide_picture_have_true_shapes():
     assert (boxes[:, 1] + boxes[:, 3] / 2 - 128).abs().max() <= 1
 
 
+@pytest.mark.parametrize("aspect", [0.001, 1 / 90, 90, 300, 5000])
+@pytest.mark.parametrize("size", [37, 64, 256])
+def test_strips_stay_finite(aspect, size):
+    picture = torch.randint(0, 255, (4, 3, size, size), dtype=torch.uint8)
+    aspects = torch.full((4,), float(aspect))
+    assert Augment(32)(picture, aspects, draws(0, 4, "cpu")).isfinite().all()
+    assert central_crop(picture, aspects, 32).isfinite().all()
+
+
 def test_evaluation_crop_is_the_central_true_square(pictures):
     """A 2:1 picture squashed to a square: the central square of the true picture is its middle half."""
     out = central_crop(pictures, torch.full((6,), 2.0), 40)

@@ -140,7 +140,7 @@ def test_any_folder_with_and_without_classes(tmp_path):
     for name in ("cat", "dog"):
         write_images(tmp_path / "classes" / name, 10)
     train, test, split = load_labelled(str(tmp_path / "classes"), Request(image_size=16))
-    assert (len(train), len(test), split) == (16, 4, "20% of each class held out")
+    assert (len(train), len(test), split) == (16, 4, "20% of each class held out of the labels")
     assert set(train.files).isdisjoint(test.files)
     assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
     for part in ("train", "val"):
@@ -219,3 +219,56 @@ def test_loader_in_order_covers_the_last_incomplete_batch():
 def test_loader_refuses_a_batch_larger_than_the_set():
     with pytest.raises(UserError, match="lower --batch-size"):
         Loader(image_set(3), 4, torch.device("cpu"), seed=0)
+
+
+def test_two_folders_with_like_files_get_two_packs(tmp_path):
+    """Same names, sizes and times, other pixels: uncompressed files from a reproducible archive."""
+    for i, name in enumerate(("one", "two")):
+        write_images(tmp_path / name, 3, (16, 16), ".bmp", seed=i)
+        for file in (tmp_path / name).iterdir():
+            os.utime(file, (0, 0))
+    one, two = (load(str(tmp_path / name), request=Request(image_size=16)) for name in ("one", "two"))
+    assert not np.array_equal(one.images, two.images)
+    assert one.fingerprint != two.fingerprint
+
+
+def test_a_damaged_pack_is_made_again(tmp_path):
+    write_images(tmp_path / "photos", 3)
+    whole = load(str(tmp_path / "photos"), request=Request(image_size=16))
+    before = np.array(whole.images)
+    for name, content in (("images.bin", b"x"), ("pack.json", b""), ("pack.json", b"{}")):
+        (file,) = (tmp_path / "cache").glob(f"*/{name}")
+        file.write_bytes(content)
+        assert np.array_equal(load(str(tmp_path / "photos"), request=Request(image_size=16)).images, before)
+
+
+@pytest.mark.parametrize("names", [("train", "valid"), ("train", "validation", "test")])
+def test_folder_splits_by_their_usual_names(tmp_path, names):
+    root = tmp_path / "data"
+    for part in names[:2]:
+        for label in ("cat", "dog"):
+            write_images(root / part / label, 2)
+    for part in names[2:]:
+        write_images(root / part, 2)  # handed out without labels
+    (root / "train" / "cat" / ".ipynb_checkpoints").mkdir()
+    write_images(root / "train" / ".hidden", 2)
+    sets = load_labelled(str(root), Request(image_size=16))
+    assert (len(sets.train), len(sets.test), sets.train.classes) == (4, 4, ("cat", "dog"))
+
+
+def test_pictures_of_every_kind(tmp_path):
+    """Deep, grey, palette, transparent and CMYK pictures keep their look in eight bits."""
+    ramp = np.linspace(0, 65535, 32 * 32).reshape(32, 32)
+    Image.fromarray(ramp.astype(np.uint16)).save(tmp_path / "deep.png")
+    Image.fromarray((ramp / 65535).astype(np.float32)).save(tmp_path / "float.tif")
+    Image.fromarray((ramp / 257).astype(np.uint8)).save(tmp_path / "grey.png")
+    Image.new("RGBA", (32, 32), (255, 0, 0, 0)).save(tmp_path / "transparent.png")
+    Image.new("CMYK", (32, 32), (0, 255, 255, 0)).save(tmp_path / "cmyk.jpg")
+    Image.fromarray((ramp / 257).astype(np.uint8)).convert("P").save(tmp_path / "palette.gif")
+    images = load(str(tmp_path), request=Request(image_size=28))
+    pixels = {os.path.basename(f): p for f, p in zip(images.files, images.images.astype(int), strict=True)}
+    for name in ("deep.png", "float.tif", "palette.gif"):
+        assert abs(pixels[name] - pixels["grey.png"]).max() <= 2, name
+    assert pixels["transparent.png"].min() == 255
+    assert pixels["cmyk.jpg"][0].min() > 200
+    assert pixels["cmyk.jpg"][1:].max() < 60

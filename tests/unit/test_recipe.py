@@ -22,7 +22,8 @@ def test_overrides_reach_recipe_and_settings_from_strings():
     recipe = Recipe().override(changes)
     assert (recipe.epochs, recipe.lr, recipe.subset) == (7, 1e-3, None)
     assert (recipe.settings.kl, recipe.settings.calibrate, recipe.settings.dim) == ("l2", False, 64)
-    assert recipe.differences(Recipe()) == ["epochs", "lr", "dim", "kl", "calibrate"]
+    assert list(Recipe().changed(recipe)) == ["epochs", "lr", "dim", "kl", "calibrate"]
+    assert not recipe.changed(recipe.override({"lr": None, "out": "elsewhere"}))
 
 
 @pytest.mark.parametrize(

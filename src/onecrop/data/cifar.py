@@ -51,8 +51,13 @@ def cifar(name: str, split: str, data_dir: Path) -> ImageSet:
     read = _read_binary if binary.is_dir() else _read_python
     folder = binary if binary.is_dir() else python
     images, labels = zip(*(read(folder / part, layout) for part in parts), strict=True)
-    pixels = np.concatenate(images).reshape(-1, 3, 32, 32)
-    return ImageSet(name, pixels, np.concatenate(labels).astype(np.int64), _class_names(folder, layout), image_size=32)
+    pixels, numbers = np.concatenate(images).reshape(-1, 3, 32, 32), np.concatenate(labels).astype(np.int64)
+    classes = _class_names(folder, layout) or tuple(map(str, range(10 if name == "cifar10" else 100)))
+    if numbers.min() < 0 or numbers.max() >= len(classes):
+        raise UserError(
+            f"{folder} holds the label {numbers.max()}, but there are {len(classes)} classes: fetch it again"
+        )
+    return ImageSet(name, pixels, numbers, classes, image_size=32)
 
 
 def _read_binary(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,23 +43,36 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
     return images
 
 
-def load_labelled(name: str, request: Request) -> tuple[ImageSet, ImageSet, str]:
-    """-> train, test, how they were split. A folder of classes without a test part gives up a fifth of each class."""
+class Labelled(NamedTuple):
+    """What an evaluation needs."""
+
+    train: ImageSet
+    test: ImageSet
+    split: str  # how the two were parted
+
+
+def load_labelled(name: str, request: Request) -> Labelled:
+    """A folder of classes without a test part gives up a fifth of each class."""
     whole = replace(request, subset=None)
     train = load(name, "train", whole)
     labels = train.need_labels()
-    if name in SOURCES or _test_folder(Path(name)) is not None:
+    if name in SOURCES or _split_folders(Path(name)):
         test = load(name, "test", whole)
         test.need_labels()
         if test.classes != train.classes:
             raise UserError(f"{name}: the test part has other classes than the training part")
-        return train, test, "official" if name in SOURCES else "folders"
+        return Labelled(train, test, "official" if name in SOURCES else "folders")
     held_out = np.zeros(len(train), bool)
-    for label in range(len(train.classes)):
+    for label, name_of_class in enumerate(train.classes):
         members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
+        if len(members) < 2:
+            raise UserError(
+                f"{name}: class {name_of_class} has {len(members)} image, evaluation needs two or more of each"
+            )
         held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
     parts = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
-    return *parts, f"{TEST_SHARE:.0%} of each class held out"
+    # pretraining on this folder sees all of it, without labels; the row must not hide that
+    return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
 
 
 def _in_memory(images: ImageSet, split: str, request: Request) -> ImageSet:
@@ -68,7 +82,7 @@ def _in_memory(images: ImageSet, split: str, request: Request) -> ImageSet:
 
 
 def _shapes(split: str, request: Request) -> ImageSet:
-    """Endless: --subset says how many, --image-size how large."""
+    """procedural pictures of 10 classes, endless: --subset says how many, --image-size how large"""
     size = request.image_size or 32
     if split == "train":
         return shapes(request.subset or 4000, size, seed=0)
@@ -76,7 +90,7 @@ def _shapes(split: str, request: Request) -> ImageSet:
 
 
 def _digits(split: str, request: Request) -> ImageSet:
-    """1,797 handwritten digits of 8×8 pixels; every fifth is for testing."""
+    """1,797 handwritten digits of 8 px; every fifth is for testing"""
     try:
         from sklearn.datasets import load_digits
     except ImportError:
@@ -89,22 +103,34 @@ def _digits(split: str, request: Request) -> ImageSet:
     return _in_memory(whole.take(np.flatnonzero(test if split == "test" else ~test)), split, request)
 
 
-def _cifar(name: str) -> Callable[[str, Request], ImageSet]:
-    return lambda split, request: _in_memory(cifar(name, split, Path(request.data_dir)), split, request)
+def _cifar10(split: str, request: Request) -> ImageSet:
+    """60,000 photographs of 32 px, 10 classes"""
+    return _in_memory(cifar("cifar10", split, Path(request.data_dir)), split, request)
+
+
+def _cifar100(split: str, request: Request) -> ImageSet:
+    """60,000 photographs of 32 px, 100 classes"""
+    return _in_memory(cifar("cifar100", split, Path(request.data_dir)), split, request)
 
 
 def _tiny_imagenet(split: str, request: Request) -> ImageSet:
+    """110,000 photographs of 64 px, 200 classes"""
     root = Path(request.data_dir) / "tiny-imagenet-200"
     if not root.is_dir():
         _download_tiny_imagenet(Path(request.data_dir))
-    wnids = tuple((root / "wnids.txt").read_text().split())
+    try:
+        wnids = tuple((root / "wnids.txt").read_text().split())
+        table = (root / "val" / "val_annotations.txt").read_text().splitlines()
+    except OSError as error:
+        raise UserError(f"tiny-imagenet is incomplete: cannot read {error.filename}; fetch it again") from None
     if split == "train":
         files = list_images(root / "train")
         names = [file.relative_to(root / "train").parts[0] for file in files]
     else:
-        table = (root / "val" / "val_annotations.txt").read_text().splitlines()
         pairs = sorted(line.split("\t")[:2] for line in table)
         files, names = [root / "val" / "images" / name for name, _ in pairs], [wnid for _, wnid in pairs]
+    if not files:
+        raise UserError(f"tiny-imagenet is incomplete: no images of its {split} part below {root}; fetch it again")
     return _packed("tiny-imagenet", split, root, files, names, wnids, 64, 64, request)
 
 
@@ -121,6 +147,7 @@ def _download_tiny_imagenet(data_dir: Path) -> None:
 
 
 def _imagenet(split: str, request: Request) -> ImageSet:
+    """1.28 million photographs, 1,000 classes; --subset 10000 and 100000 are the paper's IN-10k and IN-100k"""
     root = Path(request.data_dir) / "imagenet"
     part = root / ("train" if split == "train" else "val")
     if not part.is_dir():
@@ -133,25 +160,32 @@ def _imagenet(split: str, request: Request) -> ImageSet:
 SOURCES: dict[str, Callable[[str, Request], ImageSet]] = {
     "shapes": _shapes,
     "digits": _digits,
-    "cifar10": _cifar("cifar10"),
-    "cifar100": _cifar("cifar100"),
+    "cifar10": _cifar10,
+    "cifar100": _cifar100,
     "tiny-imagenet": _tiny_imagenet,
     "imagenet": _imagenet,
 }
 
 
-def _test_folder(root: Path) -> Path | None:
-    if not (root / "train").is_dir():
-        return None
-    return next((root / name for name in ("test", "val") if (root / name).is_dir()), None)
+TEST_NAMES = ("test", "val", "valid", "validation")
+
+
+def _split_folders(root: Path) -> dict[str, Path]:
+    """{"train": folder, "test": folder} where `root` is laid out so: train/ and test parts, and no other folder."""
+    folders = {entry.name: entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
+    tests = [folders[name] for name in TEST_NAMES if name in folders]
+    if "train" not in folders or not tests or set(folders) - {"train", *TEST_NAMES}:
+        return {}
+    # test parts are often handed out without labels: take one whose images lie in class folders, if there is one
+    labelled = [part for part in tests if any(entry.is_dir() for entry in part.iterdir())]
+    return {"train": folders["train"], "test": (labelled or tests)[0]}
 
 
 def _folder(split: str, root: Path, request: Request) -> ImageSet:
-    test = _test_folder(root)
-    if split == "test" and test is None:
+    parts = _split_folders(root)
+    if split == "test" and not parts:
         raise UserError(f"{root} has no test part: sort it into {root}/train and {root}/test")
-    part = root if test is None else (root / "train" if split == "train" else test)
-    return _class_folders(str(root), split, part, request)
+    return _class_folders(str(root), split, parts.get(split, root), request)
 
 
 def _class_folders(name: str, split: str, part: Path, request: Request) -> ImageSet:

@@ -1,5 +1,7 @@
 """Evaluation of frozen features. A new evaluation is one function and one line in EVALUATIONS."""
 
+import json
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import partial
@@ -9,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from onecrop.data import ImageSet
-from onecrop.data.sources import Request, load_labelled
+from onecrop.data.sources import Labelled, Request, load_labelled
 from onecrop.device import choose_device
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate.features import Probe
@@ -33,7 +35,8 @@ def evaluate(
     evaluations: tuple[str, ...] = ("knn", "linear"),
     *,
     baselines: bool = False,
-    data_dir: str = "data",
+    data_dir: str | None = None,
+    skip_broken: bool | None = None,
     device: str = "auto",
     seed: int = 0,
     k: int = 200,
@@ -42,47 +45,60 @@ def evaluate(
     for name in evaluations:
         if name not in EVALUATIONS:
             raise unknown("evaluation", name, EVALUATIONS)
+    if k < 1:
+        raise UserError(f"--k {k} is too small: a vote needs at least one neighbour")
     _, facts = read_backbone(run)
-    size, data = facts["image_size"], data or facts["data"]
-    probe = Probe(size, choose_device(device), seed, k)
+    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    begun = _recipe_of(folder)
+    request = Request(
+        begun.get("data_dir", "data") if data_dir is None else data_dir,
+        facts["image_size"],
+        skip_broken=begun.get("skip_broken", False) if skip_broken is None else skip_broken,
+    )
+    probe = Probe(facts["image_size"], choose_device(device), seed, k)
+    sets = load_labelled(data or facts["data"], request)
     candidates: dict[str, Callable[[], nn.Module]] = {}
     if baselines:
-        candidates |= {"pixels": partial(Pixels, size), "untrained": partial(untrained_like, run, facts.get("seed", 0))}
+        candidates["pixels"] = partial(Pixels, facts["image_size"])
+        candidates["untrained"] = partial(untrained_like, run, facts.get("seed", 0))
     candidates["pretrained"] = partial(load_backbone, run)
     rows = []
     for of, build in candidates.items():
         backbone = build().eval()
         for name in evaluations:
-            row = run_probe(name, backbone, data, Request(data_dir, size), probe)
+            row = run_probe(name, backbone, sets, probe)
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
             rows.append(row)
-            folder = Path(run) if Path(run).is_dir() else Path(run).parent
-            append_json_line(folder / "results.jsonl", row)
+            try:
+                append_json_line(folder / "results.jsonl", row)
+            except UserError as error:  # the figure is worth more than the file
+                print(f"onecrop: {error}", file=sys.stderr)
     return rows
 
 
-def run_probe(name: str, backbone: nn.Module, data: str, request: Request, probe: Probe) -> dict[str, Any]:
+def run_probe(name: str, backbone: nn.Module, sets: Labelled, probe: Probe) -> dict[str, Any]:
     """One evaluation -> one result row, with all that is needed to compare it with another."""
-    train, test, split = load_labelled(data, request)
-    result = EVALUATIONS[name](backbone.to(probe.device), train, test, probe)
+    result = EVALUATIONS[name](backbone.to(probe.device), sets.train, sets.test, probe)
     return {
         "evaluation": name,
-        "data": data,
-        "split": split,
-        "num_train": len(train),
-        "num_test": len(test),
+        "data": sets.train.name,
+        "split": sets.split,
+        "num_train": len(sets.train),
+        "num_test": len(sets.test),
+        "num_classes": len(sets.train.classes),
         "seed": probe.seed,
         **result,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
 
 
-def check_labels(data: str, request: Request) -> None:
-    """Say before training, not after the first epoch, that a probe will have no labels."""
+def _recipe_of(folder: Path) -> dict[str, Any]:
+    """Where the run found its data, if the folder is a run."""
     try:
-        load_labelled(data, request)
-    except UserError as error:
-        raise UserError(f"--probe-every cannot work: {error}") from None
+        content = json.loads((folder / "recipe.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
 
 
-__all__ = ["EVALUATIONS", "Probe", "check_labels", "evaluate", "run_probe"]
+__all__ = ["EVALUATIONS", "Probe", "evaluate", "run_probe"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from onecrop.augment import CROP_TRIES, central_crop, crop_boxes, normalise, resample
 from onecrop.data import ImageSet
 from onecrop.draws import draws, fold
+from onecrop.errors import UserError
 
 BATCH = 512
 
@@ -57,7 +58,10 @@ def extract(
         else:
             x = random_view(pixels, aspect, probe.image_size, fold(probe.seed, "view", view, number), crop_scale)
         parts.append(embed(backbone, x))
-    return torch.cat(parts)
+    features = torch.cat(parts)
+    if not features.isfinite().all():
+        raise UserError(f"the backbone gives features of {images.name} that are not finite numbers: pretrain it again")
+    return features
 
 
 def embed(backbone: nn.Module, x: Tensor) -> Tensor:

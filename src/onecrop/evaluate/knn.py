@@ -14,6 +14,7 @@ CHUNK = 1024
 
 
 def knn(backbone: nn.Module, train: ImageSet, test: ImageSet, probe: Probe) -> dict[str, Any]:
+    """vote of the nearest training images"""
     k = min(probe.k, len(train))
     predicted = knn_predict(
         extract(backbone, train, probe), labels_on(train, probe.device), extract(backbone, test, probe), k, TEMPERATURE

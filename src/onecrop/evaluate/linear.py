@@ -19,7 +19,8 @@ def linear(
     """The paper authors' protocol: SGD lr 30, ×.1 at 60 % and 80 % of 100 epochs, fresh crops and flips every epoch."""
     assert_frozen(backbone)
     labels = labels_on(train, probe.device)
-    loader = Loader(train, min(batch_size, len(train)), probe.device, fold(probe.seed, "linear"))
+    batch_size = min(batch_size, len(train))
+    loader = Loader(train, batch_size, probe.device, fold(probe.seed, "linear"))
     classifier = _classifier(_dim(backbone), len(train.classes), probe)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=30.0, momentum=0.9, weight_decay=0.0)
     milestones = [round(0.6 * epochs), round(0.8 * epochs)]
@@ -74,7 +75,7 @@ def _dim(backbone: nn.Module) -> int:
 
 
 def _classifier(dim: int, classes: int, probe: Probe) -> nn.Linear:
-    """Weights N(0, .01) and no bias, as in the linear evaluation of MoCo; drawn from the probe's own seed."""
+    """Weights N(0, .01) and zero bias, as in the linear evaluation of MoCo; drawn from the probe's own seed."""
     generator = torch.Generator().manual_seed(fold(probe.seed, "classifier"))
     classifier = nn.Linear(dim, classes)
     with torch.no_grad():

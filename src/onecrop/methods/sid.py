@@ -39,6 +39,8 @@ class SidSettings(Settings):
 
 
 class Sid(Method):
+    """single-branch instance discrimination: the paper's method"""
+
     Settings = SidSettings
 
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):

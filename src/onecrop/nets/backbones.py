@@ -71,9 +71,19 @@ class Pixels(nn.Module):
         return F.adaptive_avg_pool2d(x, self.size).flatten(1)
 
 
+def resnet18(stem: Stem) -> nn.Module:
+    """11.7 million parameters with its classifier, features of 512"""
+    return _resnet("resnet18", stem)
+
+
+def resnet50(stem: Stem) -> nn.Module:
+    """25.6 million parameters with its classifier, features of 2048"""
+    return _resnet("resnet50", stem)
+
+
 BACKBONES: dict[str, Callable[[Stem], nn.Module]] = {
-    "resnet18": lambda stem: _resnet("resnet18", stem),
-    "resnet50": lambda stem: _resnet("resnet50", stem),
+    "resnet18": resnet18,
+    "resnet50": resnet50,
     "tiny": Tiny,
 }
 
