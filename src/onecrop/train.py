@@ -14,7 +14,7 @@ from torch import Tensor
 
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Labelled, load_labelled
-from onecrop.device import choose_device, choose_precision, describe, peak_memory
+from onecrop.device import choose_device, choose_precision, describe, peak_memory, tune
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.methods import METHODS, Method
@@ -30,6 +30,7 @@ from onecrop.step import TrainStep
 def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
     """Train as the recipe says and return the run folder. A killed run continues with `resume` to the same bits."""
     device = choose_device(recipe.device)
+    tune(device)
     run = Run(recipe.out)
     if run.finished and resume:
         run.refuse_changes(recipe)
