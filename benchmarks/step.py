@@ -1,0 +1,158 @@
+"""How fast is a training step, where does the time go, and how near is it to what the device can do?
+
+    python benchmarks/step.py [--optimizer sgd|muon] [--backbone resnet18] [--images 50000] [--out docs/benchmarks/step.json]
+
+Noise stands in for images: the time does not depend on them. Stages are measured apart, each captured as a graph, so
+their sum may differ from the whole. The ceiling is a large matrix product in the same run.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from onecrop.data.images import ImageSet, Loader
+from onecrop.device import choose_device, describe, tune
+from onecrop.losses import instance_loss
+from onecrop.optim import OPTIMIZERS
+from onecrop.recipe import Recipe
+from onecrop.step import WARM_UP, TrainStep
+from onecrop.train import build_method, resolve
+
+FORWARD_FLOPS = {("resnet18", 32): 1.11e9}  # an image, small stem; the backward pass costs twice as much
+
+
+def synchronise() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+def milliseconds(work, repeats: int = 20, capture: bool = True) -> float:
+    """Median time of `work`, on a GPU as a captured graph."""
+    for _ in range(3):
+        work()
+    synchronise()
+    if torch.cuda.is_available() and capture:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        work = graph.replay
+    times = []
+    for _ in range(repeats):
+        synchronise()
+        started = time.perf_counter()
+        work()
+        synchronise()
+        times.append((time.perf_counter() - started) * 1e3)
+    return statistics.median(times)
+
+
+def ceiling(device: torch.device) -> float:
+    """TFLOP/s of a large matrix product in the format the network computes in."""
+    size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    return 2 * size**3 / milliseconds(lambda: a @ b) / 1e9
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--optimizer", default="sgd", choices=sorted(OPTIMIZERS))
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--images", type=int, default=50_000)
+    parser.add_argument("--size", type=int, default=32)
+    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--dim", type=int, default=2048)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+
+    device = choose_device("auto")
+    tune(device)
+    noise = np.random.default_rng(0).integers(0, 255, (args.images, 3, args.size, args.size), np.uint8)
+    images = ImageSet("noise", noise, image_size=args.size)
+    recipe = Recipe(data="noise", backbone=args.backbone, batch_size=args.batch_size, optimizer=args.optimizer)
+    recipe = resolve(recipe.override({"dim": args.dim}), images, device)
+    started = time.perf_counter()
+    method = build_method(recipe, len(images)).to(device).to(memory_format=torch.channels_last)
+    loader = Loader(images, args.batch_size, device, seed=0)
+    method.prepare(loader)
+    synchronise()
+    calibration = time.perf_counter() - started
+    optimizer = OPTIMIZERS[args.optimizer].build(
+        method.parameters(), torch.tensor(recipe.lr, device=device), recipe.momentum, recipe.weight_decay
+    )
+    step = TrainStep(method, optimizer, loader, seed=0, fast=device.type == "cuda")
+    started = time.perf_counter()
+    for number in range(WARM_UP + 2):
+        step(number, 0.01, 0.0)
+    synchronise()
+    compilation = time.perf_counter() - started
+    times = []
+    for repeat in range(args.repeats):
+        synchronise()
+        started = time.perf_counter()
+        for number in range(args.steps):
+            step(repeat * args.steps + number, 0.01, 0.0)
+        synchronise()
+        times.append((time.perf_counter() - started) / args.steps * 1e3)
+    whole = statistics.median(times)
+    peak = torch.cuda.max_memory_allocated() if device.type == "cuda" else None
+
+    batch, settings = loader.batch(0), recipe.settings
+    fast = device.type == "cuda"
+    augment = torch.compile(method.augment, dynamic=False) if fast else method.augment
+    features = torch.compile(method.features, dynamic=False) if fast else method.features
+    x = method.augment(batch.images, batch.aspect, batch.draws)
+    z = method.features(x).detach().requires_grad_()
+
+    def network() -> None:
+        features(x).square().mean().backward()
+
+    def loss() -> None:
+        out = instance_loss(
+            z,
+            method.bank.weight,
+            batch.index,
+            temperature=settings.temperature,
+            kl_temperature=settings.kl_temperature,
+            kl_weight=settings.kl_weight,
+        )
+        (out.cross_entropy + settings.kl_weight * out.sqrt_kl).backward()
+
+    stages = {
+        "augment": milliseconds(lambda: augment(batch.images, batch.aspect, batch.draws)),
+        "network forward and backward": milliseconds(network),
+        "loss and its gradient": milliseconds(loss),
+        "optimiser": milliseconds(optimizer.step),
+        "bank update": milliseconds(lambda: method.bank.update(batch.index, z.detach())),
+    }
+    top = ceiling(device)
+    flops = 3 * FORWARD_FLOPS.get((args.backbone, args.size), 0) * args.batch_size
+    flops += 2 * 2 * args.batch_size * args.images * args.dim
+    result = {
+        "device": describe(device),
+        "torch": torch.__version__,
+        "settings": {k: v for k, v in vars(args).items() if k != "out"},
+        "milliseconds": whole,
+        "spread": [min(times), max(times)],
+        "images_per_second": args.batch_size / whole * 1e3,
+        "stages": stages,
+        "ceiling_tflops": top,
+        "share_of_ceiling": flops / whole / 1e9 / top,
+        "peak_memory": peak,
+        "seconds_calibration": calibration,
+        "seconds_compilation": compilation,
+    }
+    print(json.dumps(result, indent=2))
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""On a CUDA device: compiled equals eager, fused equals plain, no host synchronisation in the step, bounded memory."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from onecrop import Recipe
+from onecrop.cli import main
+from onecrop.data.images import ImageSet, Loader
+from onecrop.device import tune
+from onecrop.losses import instance, instance_loss
+from onecrop.optim import OPTIMIZERS
+from onecrop.step import WARM_UP, TrainStep
+from onecrop.train import build_method, resolve
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about what is not ours
+CUDA = torch.device("cuda")
+
+
+def make(fast, optimizer="sgd", precision="bfloat16", count=2000, **settings):
+    tune(CUDA)
+    images = np.random.default_rng(0).integers(0, 255, (count, 3, 32, 32), np.uint8)
+    images = ImageSet("noise", images)
+    recipe = Recipe(data="noise", backbone="tiny", batch_size=64, optimizer=optimizer, precision=precision)
+    recipe = resolve(recipe.override({"dim": 64, "hidden": 128, **settings}), images, CUDA)
+    method = build_method(recipe, count).to(CUDA).to(memory_format=torch.channels_last)
+    loader = Loader(images, 64, CUDA, seed=0)
+    method.prepare(loader)
+    lr = torch.tensor(recipe.lr, device=CUDA)
+    chosen = OPTIMIZERS[optimizer].build(method.parameters(), lr, 0.9, recipe.weight_decay)
+    return method, TrainStep(method, chosen, loader, seed=0, fast=fast)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    "settings", [{}, {"sampled_rows": 500, "kl": "none", "cutmix": 0.0}], ids=["default", "sampled"]
+)
+def test_compiled_and_captured_equals_eager(optimizer, settings):
+    sums, banks = [], []
+    for fast in (False, True):
+        method, step = make(fast, optimizer, "float32", **settings)
+        for number in range(WARM_UP + 4):
+            step(number, 0.01, 0.5)
+        assert (step.graph is not None) == fast
+        sums.append({name: value.item() for name, value in step.sums.items()})
+        banks.append(method.bank.weight.clone())
+    assert sums[0].keys() == sums[1].keys()
+    for name in sums[0]:
+        assert sums[0][name] == pytest.approx(sums[1][name], rel=2e-2, abs=2e-2), name
+    assert F.cosine_similarity(banks[0], banks[1]).min() > 0.99
+
+
+@pytest.mark.parametrize("fast", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_never_waits_for_the_device(fast, optimizer):
+    _, step = make(fast, optimizer)
+    for number in range(WARM_UP + 1):
+        step(number, 0.01, 0.5)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for number in range(100, 140):  # beyond the end of an epoch: a new order is drawn on the device
+            step(number, 0.01, 0.5)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(value.isfinite() for value in step.sums.values())
+
+
+@pytest.mark.parametrize("dense", [True, False], ids=["dense", "blocks"])
+@pytest.mark.parametrize("kl_weight", [None, 20.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_fused_loss_equals_float64(monkeypatch, dense, kl_weight, dtype):
+    if not dense:
+        monkeypatch.setattr(instance, "DENSE_ELEMENTS", 0)
+        monkeypatch.setattr(instance, "BLOCK_ELEMENTS", 64 * 1000)
+    torch.manual_seed(0)
+    torch.set_float32_matmul_precision("highest")
+    rows = F.normalize(torch.randn(7001, 96, device=CUDA), dim=1).to(dtype)
+    z = F.normalize(torch.randn(64, 96, device=CUDA), dim=1).to(dtype).float().requires_grad_()
+    target = torch.randperm(7001, device=CUDA)[:64]
+    mask = torch.rand(64, 7001, device=CUDA) < 0.1
+    mask[torch.arange(64), target] = mask[torch.arange(64), target.roll(1)] = False
+    more = {"temperature": 0.2, "kl_temperature": 0.7, "mixed_target": target.roll(1), "mix": 0.7, "mask": mask}
+    exact_z = z.detach().double().requires_grad_()
+    exact = instance_loss(exact_z, rows.double(), target, **more)
+    fused = instance_loss(z, rows, target, kl_weight=kl_weight, **more)
+    weight = kl_weight or 3.0
+    (exact.cross_entropy + weight * exact.sqrt_kl).backward()
+    (fused.cross_entropy + weight * fused.sqrt_kl).backward()
+    close = 1e-5 if dtype == torch.float32 else 2e-3
+    assert fused.cross_entropy.item() == pytest.approx(exact.cross_entropy.item(), rel=close)
+    assert fused.sqrt_kl.item() == pytest.approx(exact.sqrt_kl.item(), rel=20 * close)
+    assert fused.accuracy.item() == pytest.approx(exact.accuracy.item(), abs=0.02)
+    torch.testing.assert_close(
+        fused.batch_probabilities.double(), exact.batch_probabilities, rtol=30 * close, atol=1e-9
+    )
+    error = (z.grad - exact_z.grad).norm() / exact_z.grad.norm()
+    assert error < 3 * close
+
+
+def test_streamed_loss_needs_little_memory():
+    """512 images against 400,000 rows: a dense logit matrix alone would be 0.8 GB."""
+    rows = F.normalize(torch.randn(400_000, 128, device=CUDA, dtype=torch.bfloat16), dim=1)
+    z = F.normalize(torch.randn(512, 128, device=CUDA), dim=1).requires_grad_()
+    target = torch.arange(512, device=CUDA)
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    instance_loss(z, rows, target, temperature=0.2, kl_temperature=1.0, kl_weight=20.0).cross_entropy.backward()
+    assert torch.cuda.max_memory_allocated() - before < 300 * 2**20
+
+
+def test_data_beyond_device_memory_gives_the_same_batches(monkeypatch):
+    images = ImageSet("noise", np.random.default_rng(0).integers(0, 255, (500, 3, 16, 16), np.uint8))
+    resident = Loader(images, 32, CUDA, seed=1)
+    monkeypatch.setattr("onecrop.data.images.RESIDENT_SHARE", 0.0)
+    streamed = Loader(images, 32, CUDA, seed=1)
+    assert resident.resident
+    assert not streamed.resident
+    for step in (0, 1, 2, 3, 14, 15, 16, 40, 2):  # in order, over an epoch's end, and jumps
+        a, b = resident.batch(step), streamed.batch(step)
+        assert torch.equal(a.images, b.images)
+        assert torch.equal(a.index, b.index)
+        assert torch.equal(a.aspect, b.aspect)
+    for (a, _), (b, _) in zip(resident.in_order(), streamed.in_order(), strict=True):
+        assert torch.equal(a.images, b.images)
+
+
+def test_augmentation_is_the_same_on_both_devices():
+    torch.set_float32_matmul_precision("highest")
+    method, step = make(False)
+    batch = step.loader.batch(3)
+    on_gpu = method.augment(batch.images, batch.aspect, batch.draws)
+    draws = batch.draws._replace(key=batch.draws.key.cpu())
+    on_cpu = method.augment.cpu()(batch.images.cpu(), batch.aspect.cpu(), draws)
+    torch.testing.assert_close(on_gpu.cpu(), on_cpu, rtol=0, atol=2e-3)
+
+
+def test_pretrain_and_evaluate_by_the_command_line(tmp_path):
+    run = tmp_path / "run"
+    small = "--backbone tiny --subset 2000 --batch-size 128 --dim 64 --hidden 128 --epochs 6 --cutmix 0".split()
+    assert main(["pretrain", "shapes", "--out", str(run), *small]) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["cross_entropy"] < rows[0]["cross_entropy"]
+    assert rows[-1]["peak_memory"] > 0
+    assert main(["evaluate", str(run), "--with", "knn,linear-fast"]) == 0
