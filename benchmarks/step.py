@@ -1,6 +1,6 @@
 """How fast is a training step, where does the time go, and how near is it to what the device can do?
 
-    python benchmarks/step.py [--optimizer sgd|muon] [--backbone resnet18] [--images 50000] [--out docs/benchmarks/step.json]
+    python benchmarks/step.py [--optimizer sgd|muon] [--backbone resnet18] [--images 50000] [--out FILE.json]
 
 Noise stands in for images: the time does not depend on them. Stages are measured apart, each captured as a graph, so
 their sum may differ from the whole. The ceiling is a large matrix product in the same run.
