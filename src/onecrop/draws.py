@@ -33,6 +33,11 @@ def fold(*values: int | str) -> int:
     return key
 
 
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiler need not look inside
+def _stream(name: str) -> tuple[int, int]:
+    return fold(name), fold(name, "column")
+
+
 class Draws(NamedTuple):
     """The random numbers of one step for the images first … first + size − 1 of the global batch."""
 
@@ -50,8 +55,9 @@ class Draws(NamedTuple):
         return self._hash(name, torch.zeros((), dtype=torch.int64, device=self.key.device), count)
 
     def _hash(self, name: str, slots: Tensor, count: int) -> Tensor:
-        columns = torch.arange(count, device=self.key.device) + fold(name, "column")
-        stream = _mix((self.key + fold(name)) & MASK)
+        first, second = _stream(name)
+        columns = torch.arange(count, device=self.key.device) + second
+        stream = _mix((self.key + first) & MASK)
         bits = _mix((_mix(stream ^ slots) + _mix(columns & MASK)) & MASK)
         return (bits >> 8).to(torch.float32) * 2.0**-24
 

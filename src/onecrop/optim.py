@@ -6,10 +6,11 @@ The learning rate lives in a tensor on the device: it changes every step without
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable
-from functools import partial
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 # Odd quintics a·x + b·x³ + c·x⁵ that, one after another, bring every singular value in [.005, 1] into [.91, 1.09]. Each
@@ -59,64 +60,102 @@ class Muon(torch.optim.Optimizer):
                 if "momentum_buffer" not in self.state[p]:
                     self.state[p]["momentum_buffer"] = torch.zeros_like(p)
             buffers = [self.state[p]["momentum_buffer"] for p in params]
-            torch._foreach_mul_(buffers, group["momentum"])
-            torch._foreach_add_(buffers, grads)
-            updates = list(torch._foreach_add(grads, buffers, alpha=group["momentum"]))
             if group["matrices"]:
-                torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
-                _in_parallel([partial(_step_batch, *batch, group["lr"]) for batch in _batches(params, updates)])
+                batches = _batches(params)
+                stacks = _fused(_stack_updates)(batches, params, grads, buffers, group["momentum"])
+                _orthogonalise_in_parallel(stacks)
+                _fused(_subtract)(batches, params, stacks, group["lr"], group["weight_decay"])
             else:
+                torch._foreach_mul_(buffers, group["momentum"])
+                torch._foreach_add_(buffers, grads)
+                updates = torch._foreach_add(grads, buffers, alpha=group["momentum"])
                 torch._foreach_mul_(updates, group["lr"])
                 torch._foreach_sub_(params, updates)
 
 
-def _as_matrices(weight: Tensor, update: Tensor) -> tuple[Tensor, Tensor]:
-    """[out, …] -> [out, rest], the weight without a copy. Columns stand as in memory: their order is free."""
-    if weight.ndim == 4 and not weight.is_contiguous():  # channels last
-        weight, update = weight.permute(0, 2, 3, 1), update.permute(0, 2, 3, 1)
-    return weight.view(len(weight), -1), update.reshape(len(weight), -1)
+def _as_matrix(tensor: Tensor, like: Tensor) -> Tensor:
+    """[out, …] -> [out, rest], lying (rows ≤ columns). Columns stand as in the memory of `like`; any order would do."""
+    if like.ndim == 4 and not like.is_contiguous():  # channels last
+        tensor = tensor.permute(0, 2, 3, 1)
+    matrix = tensor.reshape(len(tensor), -1)
+    return matrix.mT if matrix.shape[0] > matrix.shape[1] else matrix
 
 
-def _batches(params: list[Tensor], updates: list[Tensor]) -> list[tuple[list[Tensor], list[Tensor]]]:
-    """(weights, updates), matrices of like height together, all lying (m ≤ n), tallest first."""
-    batches: dict[int, tuple[list[Tensor], list[Tensor]]] = defaultdict(lambda: ([], []))
-    for weight, update in map(_as_matrices, params, updates):
-        height = min(weight.shape)
-        batch = batches[max(SMALLEST_BATCH, 1 << (height - 1).bit_length())]
-        batch[0].append(weight)
-        batch[1].append(update)
+def _from_matrix(matrix: Tensor, like: Tensor) -> Tensor:
+    """The way back: a lying matrix -> the shape and memory order of `like`."""
+    matrix = matrix.mT if len(like) > like[0].numel() else matrix
+    if like.ndim == 4 and not like.is_contiguous():
+        out, channels, height, width = like.shape
+        return matrix.reshape(out, height, width, channels).permute(0, 3, 1, 2)
+    return matrix.reshape(like.shape)
+
+
+def _batches(params: list[Tensor]) -> list[list[int]]:
+    """Which matrices go through Newton–Schulz together: those of like height, padded to one shape; tallest first."""
+    batches: dict[int, list[int]] = defaultdict(list)
+    for i, p in enumerate(params):
+        height = min(len(p), p[0].numel())
+        batches[max(SMALLEST_BATCH, 1 << (height - 1).bit_length())].append(i)
     return [batches[height] for height in sorted(batches, reverse=True)]
 
 
-def _step_batch(weights: list[Tensor], updates: list[Tensor], lr: Tensor) -> None:
-    """W ← W − lr·√max(1, rows/columns)·orthogonalise(U), for matrices padded to one shape."""
-    lying = [u.mT if u.shape[0] > u.shape[1] else u for u in updates]
-    shape = (len(lying), max(u.shape[0] for u in lying), max(u.shape[1] for u in lying))
-    padded = updates[0].new_zeros(shape, dtype=torch.bfloat16 if updates[0].is_cuda else updates[0].dtype)
-    for place, update in zip(padded, lying, strict=True):
-        place[: update.shape[0], : update.shape[1]].copy_(update)
-    for weight, update, matrix in zip(weights, lying, orthogonalise(padded), strict=True):
-        matrix = matrix[: update.shape[0], : update.shape[1]]
-        rows, columns = weight.shape
-        scale = -(max(1, rows / columns) ** 0.5)
-        weight.addcmul_(matrix.mT if rows > columns else matrix, lr, value=scale)
+def _stack_updates(
+    batches: list[list[int]], params: list[Tensor], grads: list[Tensor], buffers: list[Tensor], momentum: float
+) -> list[Tensor]:
+    """v ← μ·v + g; the updates g + μ·v, padded and stacked batch by batch."""
+    stacks = []
+    for members in batches:
+        lying = []
+        for i in members:
+            buffers[i].mul_(momentum).add_(grads[i])
+            lying.append(_as_matrix(torch.add(grads[i], buffers[i], alpha=momentum), params[i]))
+        rows, columns = max(m.shape[0] for m in lying), max(m.shape[1] for m in lying)
+        dtype = torch.bfloat16 if lying[0].is_cuda else lying[0].dtype
+        pads = [(0, columns - m.shape[1], 0, rows - m.shape[0]) for m in lying]
+        stacks.append(torch.stack([F.pad(m.to(dtype), pad) for m, pad in zip(lying, pads, strict=True)]))
+    return stacks
 
 
-def _in_parallel(jobs: list[Callable[[], None]]) -> None:
-    """On a GPU each job on a stream of its own: the small ones fit beside the large one."""
-    if not torch.cuda.is_available() or len(jobs) == 1:
-        for job in jobs:
-            job()
+def _subtract(batches: list[list[int]], params: list[Tensor], stacks: list[Tensor], lr: Tensor, decay: float) -> None:
+    """W ← (1 − lr·wd)·W − lr·√max(1, rows/columns)·O."""
+    for members, stack in zip(batches, stacks, strict=True):
+        for i, matrix in zip(members, stack, strict=True):
+            p = params[i]
+            rows, columns = len(p), p[0].numel()
+            update = _from_matrix(matrix[: min(rows, columns), : max(rows, columns)], p).to(p.dtype)
+            p.copy_(p * (1 - lr * decay) - lr * max(1, rows / columns) ** 0.5 * update)
+
+
+def _orthogonalise_in_parallel(stacks: list[Tensor]) -> None:
+    """In place; on a GPU each stack on a stream of its own: the small ones fit beside the large one."""
+    if not stacks[0].is_cuda:
+        for stack in stacks:
+            stack.copy_(orthogonalise(stack))
         return
     current = torch.cuda.current_stream()
-    streams = [torch.cuda.Stream() for _ in jobs[1:]]
-    for stream, job in zip(streams, jobs[1:], strict=True):
+    streams = [current, *(torch.cuda.Stream() for _ in stacks[1:])]
+    for stream in streams[1:]:
         stream.wait_stream(current)
+    for stream, stack in zip(streams, stacks, strict=True):
         with torch.cuda.stream(stream):
-            job()
-    jobs[0]()
-    for stream in streams:
+            stack.copy_(orthogonalise(stack))
+    for stream in streams[1:]:
         current.wait_stream(stream)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    return torch.compile(function, dynamic=False)
+
+
+def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """On a GPU one kernel a parameter, not five; elsewhere the function as it is."""
+
+    def call(batches: list[list[int]], params: list[Tensor], *rest: Any) -> Any:
+        chosen = _compiled(function) if params[0].is_cuda else function
+        return chosen(batches, params, *rest)
+
+    return call
 
 
 class Choice(NamedTuple):

@@ -4,6 +4,7 @@ On a GPU the step is compiled, run a few times, and then captured as one CUDA gr
 index, its key and the learning rate, and never waits.
 """
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -30,6 +31,11 @@ class TrainStep:
         self.graph: torch.cuda.CUDAGraph | None = None
         self.taken = 0
 
+    @property
+    def ready(self) -> bool:
+        """Compilation and capture are behind us: from here on a step takes its usual time."""
+        return self.taken > WARM_UP or not self.fast
+
     def __call__(self, step: int, lr: float, progress: float) -> None:
         self.loader.refill(self.batch, step)
         self.progress.fill_(progress)
@@ -39,6 +45,10 @@ class TrainStep:
             self._capture()
         if self.graph is not None:
             self.graph.replay()
+        elif self.fast:
+            with warnings.catch_warnings():  # compilers warn about what a user cannot mend
+                warnings.simplefilter("ignore")
+                self._compute()
         else:
             self._compute()
         self.taken += 1

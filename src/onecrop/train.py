@@ -105,38 +105,55 @@ class Training:
         started = last_saved = time.monotonic()
         if self.step == 0:
             self.method.prepare(self.loader)
-            self.run.say(f"prepared in {time.monotonic() - started:.1f} s")
+            self.run.say(f"bank calibrated, data loaded in {self._since(started):.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
-        progress = Progress()
-        epoch_started, epoch_first_step, line = time.monotonic(), self.step, ""
+        self.progress = Progress()
+        self.epoch = _EpochClock(self.step)
         with _interruptible() as interrupted:
             while self.step < self.total_steps:
+                begun = time.monotonic()
+                was_ready = self.train_step.ready
                 self.train_step(self.step, self.learning_rate(self.step), (self.step + 1) / self.total_steps)
                 self.step += 1
-                whole_epoch = self.step % self.steps_per_epoch == 0
-                if whole_epoch or progress.due():
-                    means = self._means()
-                    seconds = time.monotonic() - epoch_started
-                    rate = (self.step - epoch_first_step) * self.recipe.batch_size / seconds
-                    line = self._line(means, rate)
-                    last = self.step == self.total_steps
-                    progress.update(line, final=last or (whole_epoch and progress.due()))
-                if whole_epoch:
-                    self._finish_epoch(means, rate, seconds, line)
-                    epoch_first_step = self.step
-                due = time.monotonic() - last_saved >= self.recipe.checkpoint_seconds
-                if interrupted or due or self.step == self.total_steps:
+                if not was_ready:  # compiling: reported apart, and not counted as training
+                    self.epoch.exclude(self._since(begun), steps=1)
+                    if self.train_step.ready:
+                        self.run.say(f"step compiled and captured; {self._since(started):.1f} s since the start")
+                self._report()
+                if (
+                    interrupted
+                    or self.step == self.total_steps
+                    or (time.monotonic() - last_saved >= self.recipe.checkpoint_seconds)
+                ):
+                    begun = time.monotonic()
                     self._save()
                     last_saved = time.monotonic()
+                    self.epoch.exclude(last_saved - begun)
                 if interrupted:
                     raise UserError(
                         f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
                         f"continue with `onecrop pretrain --out {quote(str(self.run.folder))} --resume`"
                     )
-                if whole_epoch:
-                    epoch_started = time.monotonic()
         self._finish()
+
+    def _since(self, moment: float) -> float:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.monotonic() - moment
+
+    def _report(self) -> None:
+        """A progress line when one is due; at the end of an epoch its row of metrics, and a probe."""
+        whole_epoch = self.step % self.steps_per_epoch == 0
+        if not (whole_epoch or self.progress.due()):
+            return
+        means = self._means()
+        line = self._line(means)
+        last = self.step == self.total_steps
+        self.progress.update(line, final=last or (whole_epoch and self.progress.due()))
+        if whole_epoch:
+            self._finish_epoch(means, line)
+            self.epoch = _EpochClock(self.step)
 
     def learning_rate(self, step: int) -> float:
         return self.peak_lr * cosine(step, self.total_steps, self.warmup_steps)
@@ -155,16 +172,18 @@ class Training:
             )
         return means
 
-    def _line(self, means: dict[str, float], rate: float) -> str:
+    def _line(self, means: dict[str, float]) -> str:
         epoch = (self.step - 1) // self.steps_per_epoch + 1
-        left = duration((self.total_steps - self.step) * self.recipe.batch_size / rate)
+        rate = self.epoch.steps_per_second(self.step) * self.recipe.batch_size
+        left = duration((self.total_steps - self.step) * self.recipe.batch_size / rate) if rate else "?"
         values = "  ".join(f"{name} {value:.4g}" for name, value in means.items())
         return f"epoch {epoch}/{self.recipe.epochs}  {rate:,.0f} images/s  {left} left  {values}"
 
-    def _finish_epoch(self, means: dict[str, float], rate: float, seconds: float, line: str) -> None:
+    def _finish_epoch(self, means: dict[str, float], line: str) -> None:
         epoch = self.step // self.steps_per_epoch
         row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": self.learning_rate(self.step - 1), **means}
-        row |= {"images_per_second": rate, "seconds": seconds, "peak_memory": peak_memory(self.device)}
+        row["images_per_second"] = self.epoch.steps_per_second(self.step) * self.recipe.batch_size
+        row |= {"seconds": self.epoch.seconds(), "peak_memory": peak_memory(self.device)}
         self.run.add_metrics(row)
         self.run.log(line)
         self.train_step.reset_sums()
@@ -220,6 +239,23 @@ class Training:
         }
         save_backbone(self.run.backbone_file, self.method.backbone, facts)
         self.run.say(f"finished: {self.run.backbone_file}")
+
+
+class _EpochClock:
+    """Time spent on the steps of an epoch, without compilation, saving and probes."""
+
+    def __init__(self, first_step: int) -> None:
+        self.first_step, self.started = first_step, time.monotonic()
+
+    def exclude(self, seconds: float, steps: int = 0) -> None:
+        self.started += seconds
+        self.first_step += steps
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def steps_per_second(self, step: int) -> float:
+        return (step - self.first_step) / max(self.seconds(), 1e-9)
 
 
 @contextmanager

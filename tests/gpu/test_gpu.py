@@ -22,6 +22,8 @@ CUDA = torch.device("cuda")
 
 def make(fast, optimizer="sgd", precision="bfloat16", count=2000, **settings):
     tune(CUDA)
+    torch.set_float32_matmul_precision("highest")  # comparisons need more than ten bits
+    torch.backends.cudnn.allow_tf32 = False
     images = np.random.default_rng(0).integers(0, 255, (count, 3, 32, 32), np.uint8)
     images = ImageSet("noise", images)
     recipe = Recipe(data="noise", backbone="tiny", batch_size=64, optimizer=optimizer, precision=precision)
@@ -43,14 +45,14 @@ def test_compiled_and_captured_equals_eager(optimizer, settings):
     for fast in (False, True):
         method, step = make(fast, optimizer, "float32", **settings)
         for number in range(WARM_UP + 4):
-            step(number, 0.01, 0.5)
+            step(number, 1e-3, 0.5)  # small: differences of rounding must not grow from step to step
         assert (step.graph is not None) == fast
         sums.append({name: value.item() for name, value in step.sums.items()})
         banks.append(method.bank.weight.clone())
     assert sums[0].keys() == sums[1].keys()
     for name in sums[0]:
-        assert sums[0][name] == pytest.approx(sums[1][name], rel=2e-2, abs=2e-2), name
-    assert F.cosine_similarity(banks[0], banks[1]).min() > 0.99
+        assert sums[0][name] == pytest.approx(sums[1][name], rel=1e-2, abs=1e-3), name
+    assert F.cosine_similarity(banks[0], banks[1]).min() > 0.999
 
 
 @pytest.mark.parametrize("fast", [False, True])
@@ -128,7 +130,6 @@ def test_data_beyond_device_memory_gives_the_same_batches(monkeypatch):
 
 
 def test_augmentation_is_the_same_on_both_devices():
-    torch.set_float32_matmul_precision("highest")
     method, step = make(False)
     batch = step.loader.batch(3)
     on_gpu = method.augment(batch.images, batch.aspect, batch.draws)

@@ -6,39 +6,36 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from onecrop.data import ImageSet, Loader
-from onecrop.draws import fold
-from onecrop.evaluate.features import Probe, assert_frozen, embed, extract, labels_on, random_view
+from onecrop.data import ImageSet
+from onecrop.draws import fold, shuffled
+from onecrop.evaluate.features import Probe, extract, labels_on
 from onecrop.optim import cosine
-from onecrop.progress import Progress
+from onecrop.progress import Progress, duration
 
 
 def linear(
     backbone: nn.Module, train: ImageSet, test: ImageSet, probe: Probe, epochs: int = 100, batch_size: int = 256
 ) -> dict[str, Any]:
     """The paper authors' protocol: SGD lr 30, ×.1 at 60 % and 80 % of 100 epochs, fresh crops and flips every epoch."""
-    assert_frozen(backbone)
     labels = labels_on(train, probe.device)
     batch_size = min(batch_size, len(train))
-    loader = Loader(train, batch_size, probe.device, fold(probe.seed, "linear"))
-    classifier = _classifier(_dim(backbone), len(train.classes), probe)
-    optimizer = torch.optim.SGD(classifier.parameters(), lr=30.0, momentum=0.9, weight_decay=0.0)
     milestones = [round(0.6 * epochs), round(0.8 * epochs)]
+    classifier: nn.Linear | None = None
     progress = Progress()
     for epoch in range(epochs):
-        lr = 30.0 * 0.1 ** sum(epoch >= m for m in milestones)
+        # The backbone is frozen: the epoch's crops go through it in large batches, the classifier's steps come after.
+        z = extract(backbone, train, probe, view=epoch, crop_scale=0.08)
+        if classifier is None:
+            classifier = _classifier(z.shape[1], len(train.classes), probe)
+            optimizer = torch.optim.SGD(classifier.parameters(), lr=30.0, momentum=0.9, weight_decay=0.0)
         for group in optimizer.param_groups:
-            group["lr"] = lr
-        for place in range(loader.batches_per_epoch):
-            step = epoch * loader.batches_per_epoch + place
-            batch = loader.batch(step)
-            with torch.no_grad():
-                key = fold(probe.seed, "linear view", step)
-                z = embed(backbone, random_view(batch.images, batch.aspect, probe.image_size, key, crop_scale=0.08))
-            optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(classifier(z), labels[batch.index]).backward()
-            optimizer.step()
-        progress.update(f"linear probe: epoch {epoch + 1}/{epochs}")
+            group["lr"] = 30.0 * 0.1 ** sum(epoch >= m for m in milestones)
+        order = shuffled(len(z), fold(probe.seed, "linear", epoch), probe.device)
+        for index in order[: len(z) // batch_size * batch_size].view(-1, batch_size):
+            _descend(classifier, optimizer, z[index], labels[index])
+        left = duration(progress.remaining(epoch + 1, epochs))
+        progress.update(f"linear probe: epoch {epoch + 1}/{epochs}, {left} left")
+    assert classifier is not None
     protocol = f"SGD lr 30, batch {batch_size}, {epochs} epochs, ×.1 at {milestones}, crops from .08 and flips"
     return {"accuracy": _score(classifier, extract(backbone, test, probe), test, probe), "protocol": protocol}
 
@@ -53,25 +50,24 @@ def linear_fast(
     z = (z - mean) / scale
     classifier = _classifier(z.shape[1], len(train.classes), probe)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
-    generator = torch.Generator().manual_seed(fold(probe.seed, "linear-fast"))
     passes, batch_size = max(1, epochs // views), 512  # an epoch sees one view of each image
     total = passes * -(-len(z) // batch_size)
     step = 0
-    for _ in range(passes):
-        for index in torch.randperm(len(z), generator=generator).to(probe.device).split(batch_size):
+    for number in range(passes):
+        for index in shuffled(len(z), fold(probe.seed, "linear-fast", number), probe.device).split(batch_size):
             for group in optimizer.param_groups:
                 group["lr"] = 0.1 * cosine(step, total)
-            optimizer.zero_grad(set_to_none=True)
-            F.cross_entropy(classifier(z[index]), labels[index]).backward()
-            optimizer.step()
+            _descend(classifier, optimizer, z[index], labels[index])
             step += 1
     tested = (extract(backbone, test, probe) - mean) / scale
     protocol = f"{views} cached views, standardised, SGD lr .1 wd 1e-4 cosine, batch {batch_size}, {epochs} epochs"
     return {"accuracy": _score(classifier, tested, test, probe), "protocol": protocol}
 
 
-def _dim(backbone: nn.Module) -> int:
-    return int(backbone.dim)  # type: ignore[arg-type]
+def _descend(classifier: nn.Linear, optimizer: torch.optim.Optimizer, z: Tensor, labels: Tensor) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    F.cross_entropy(classifier(z), labels).backward()
+    optimizer.step()
 
 
 def _classifier(dim: int, classes: int, probe: Probe) -> nn.Linear:

@@ -23,10 +23,10 @@ from torch import Tensor
 KL = Literal["sqrt", "l1", "l2", "none"]
 # ∂/∂q of each variant, as a multiple of π(q − E)
 KL_SLOPE: dict[str, float] = {"sqrt": 0.5, "l1": 1.0, "l2": -0.5, "none": 0.0}
-# Cosines held at a time. Up to DENSE in all they are computed once and kept; beyond that they are recomputed in blocks
-# of BLOCK, small enough to stay in a GPU's cache between the products.
+# Cosines held at a time (64 MiB in float32). Up to DENSE in all they are computed once and kept; beyond that they are
+# recomputed block by block.
 DENSE_ELEMENTS = 2**26
-BLOCK_ELEMENTS = 2**23
+BLOCK_ELEMENTS = 2**24
 # The cosine of a row that is left out: its exponential is 0, and no difference of two turns into nan as with −inf.
 LEFT_OUT = -1e30
 
@@ -109,8 +109,10 @@ def _read(
     width = len(rows) if dense else max(1, BLOCK_ELEMENTS // len(z))
     blocks = [slice(start, min(start + width, len(rows))) for start in range(0, len(rows), width)]
 
+    operand = z.to(rows.dtype)
+
     def cosines(block: slice) -> Tensor:
-        c = _product(z, rows[block].T, z.dtype)
+        c = _product(operand, rows[block].T, z.dtype)
         return c if mask is None else c.masked_fill(mask[..., block], LEFT_OUT)
 
     best, sums = z.new_full((len(z),), LEFT_OUT), z.new_zeros(4, len(z))
