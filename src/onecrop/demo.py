@@ -12,11 +12,11 @@ from onecrop.device import choose_device
 from onecrop.evaluate import Probe, evaluate
 from onecrop.evaluate.features import extract
 from onecrop.evaluate.knn import nearest
+from onecrop.files import write_atomically
 from onecrop.nets import load_backbone
 from onecrop.recipes import named
 from onecrop.report.plots import plot_curves, plot_gallery
 from onecrop.report.tables import result_table
-from onecrop.runs import Run
 from onecrop.train import pretrain
 
 NEIGHBOURS_OF_VOTE = 20  # of 4,000 images; the usual 200 is meant for sets ten times as large
@@ -25,11 +25,11 @@ NEIGHBOURS_OF_VOTE = 20  # of 4,000 images; the usual 200 is meant for sets ten 
 def run_demo(folder: Path) -> None:
     started = time.monotonic()
     recipe = named("demo").override({"out": str(folder / "run")})
-    earlier = Run(recipe.out)
-    if earlier.recipe_file.exists() and not earlier.recipe().changed(
-        recipe
-    ):  # a demo's run, and only that, starts afresh
-        shutil.rmtree(recipe.out)
+    mark = folder / ".onecrop-demo"  # says that the run in this folder is the demo's own, and may start afresh
+    if mark.exists():
+        shutil.rmtree(recipe.out, ignore_errors=True)
+    elif not folder.exists() or not any(folder.iterdir()):
+        write_atomically(mark, b"")
     print("Pretraining on unlabelled shapes: every picture is its own class.")
     run = pretrain(recipe)
     print("\nAccuracy on frozen features (labels are used only here), in percent:")

@@ -34,10 +34,13 @@ def plot_curves(run: Path, path: Path) -> Path:
         mine = [row for row in probes if row["evaluation"] == name]
         panels.append((f"{name}, %", [r["epoch"] for r in mine], [r["accuracy"] for r in mine]))
     plt = _pyplot()
-    figure, axes = plt.subplots(1, max(1, len(panels)), figsize=(3.2 * max(1, len(panels)), 2.8), squeeze=False)
+    figure, axes = plt.subplots(
+        1, max(1, len(panels)), figsize=(3.2 * max(1, len(panels)), 2.8), squeeze=False, layout="constrained"
+    )
     for axis, (name, x, y) in zip(axes[0], panels, strict=False):
         axis.plot(x, y, marker="o", markersize=3, linewidth=1.5)
         axis.set(title=name.replace("_", " "), xlabel="epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
     return _save(figure, path, plt)
 
