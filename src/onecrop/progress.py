@@ -2,7 +2,7 @@
 
 import sys
 import time
-from typing import TextIO
+from typing import Protocol, TextIO
 
 
 def duration(seconds: float) -> str:
@@ -36,3 +36,32 @@ class Progress:
 
     def remaining(self, done: int, total: int) -> float:
         return (time.monotonic() - self.started) * (total - done) / max(done, 1)
+
+
+class Waits(Protocol):
+    """Something that may have to be waited for: a loader."""
+
+    @property
+    def seconds_waited(self) -> float: ...
+
+
+class EpochClock:
+    """Time spent on the steps of an epoch, without compilation, saving and probes."""
+
+    def __init__(self, first_step: int, loader: Waits) -> None:
+        self.first_step, self.started = first_step, time.monotonic()
+        self.loader, self.waited_before = loader, loader.seconds_waited
+
+    def exclude(self, seconds: float, steps: int = 0) -> None:
+        self.started += seconds
+        self.first_step += steps
+
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def steps_per_second(self, step: int) -> float:
+        return (step - self.first_step) / max(self.seconds(), 1e-9)
+
+    def waiting(self) -> float:
+        """Share of the time in which the step waited for its data."""
+        return (self.loader.seconds_waited - self.waited_before) / max(self.seconds(), 1e-9)

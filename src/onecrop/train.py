@@ -17,14 +17,17 @@ from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, tune
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, run_probe
+from onecrop.forecast import describe_memory, forecast_memory
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
 from onecrop.nets.backbones import choose_stem
 from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
-from onecrop.progress import Progress, duration
+from onecrop.progress import EpochClock, Progress, duration
 from onecrop.recipe import Recipe
 from onecrop.runs import Run, provenance
 from onecrop.step import TrainStep
+
+TIMED_STEPS = 20  # at full speed, before the run's time is forecast
 
 
 def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
@@ -90,7 +93,9 @@ class Training:
         assert recipe.weight_decay is not None
         self.recipe, self.run, self.loader, self.device = recipe, run, loader, device
         self.sets = sets  # what probes along the way are scored on
-        self.peak_lr = recipe.lr
+        assert recipe.image_size is not None
+        assert recipe.precision is not None
+        self.peak_lr, self.image_size, self.dtype = recipe.lr, recipe.image_size, getattr(torch, recipe.precision)
         self.method = build_method(recipe, loader.num_images).to(device).to(memory_format=torch.channels_last)
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
             self.method.parameters(), torch.tensor(self.peak_lr, device=device), recipe.momentum, recipe.weight_decay
@@ -108,8 +113,11 @@ class Training:
             self.run.say(f"bank calibrated, data loaded in {self._since(started):.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
+        self.forecast = forecast_memory(self.method, self.loader, self.image_size, self.dtype)
+        self.run.say(describe_memory(self.forecast))
         self.progress = Progress()
-        self.epoch = _EpochClock(self.step)
+        self.epoch = EpochClock(self.step, self.loader)
+        timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()
         with _interruptible() as interrupted:
             while self.step < self.total_steps:
                 begun = time.monotonic()
@@ -120,6 +128,9 @@ class Training:
                     self.epoch.exclude(self._since(begun), steps=1)
                     if self.train_step.ready:
                         self.run.say(f"step compiled and captured; {self._since(started):.1f} s since the start")
+                        timed_from, warm = self.step, time.monotonic()
+                if timed_from is not None and self.step == timed_from + TIMED_STEPS:
+                    self._expect(self._since(warm))
                 self._report()
                 if (
                     interrupted
@@ -137,6 +148,12 @@ class Training:
                     )
         self._finish()
 
+    def _expect(self, seconds: float) -> None:
+        """Say how long the run will take, from the first steps at full speed."""
+        self.expected = seconds / TIMED_STEPS * self.total_steps
+        rate = TIMED_STEPS * self.recipe.batch_size / seconds
+        self.run.say(f"time to expect: {duration(self.expected)} for {self.recipe.epochs} epochs, {rate:,.0f} images/s")
+
     def _since(self, moment: float) -> float:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -153,7 +170,7 @@ class Training:
         self.progress.update(line, final=last or (whole_epoch and self.progress.due()))
         if whole_epoch:
             self._finish_epoch(means, line)
-            self.epoch = _EpochClock(self.step)
+            self.epoch = EpochClock(self.step, self.loader)
 
     def learning_rate(self, step: int) -> float:
         return self.peak_lr * cosine(step, self.total_steps, self.warmup_steps)
@@ -177,13 +194,19 @@ class Training:
         rate = self.epoch.steps_per_second(self.step) * self.recipe.batch_size
         left = duration((self.total_steps - self.step) * self.recipe.batch_size / rate) if rate else "?"
         values = "  ".join(f"{name} {value:.4g}" for name, value in means.items())
+        if not self.loader.resident:
+            values += f"  waiting for data {self.epoch.waiting():.1%}"
         return f"epoch {epoch}/{self.recipe.epochs}  {rate:,.0f} images/s  {left} left  {values}"
 
     def _finish_epoch(self, means: dict[str, float], line: str) -> None:
         epoch = self.step // self.steps_per_epoch
         row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": self.learning_rate(self.step - 1), **means}
         row["images_per_second"] = self.epoch.steps_per_second(self.step) * self.recipe.batch_size
-        row |= {"seconds": self.epoch.seconds(), "peak_memory": peak_memory(self.device)}
+        row |= {
+            "seconds": self.epoch.seconds(),
+            "data_wait": self.epoch.waiting(),
+            "peak_memory": peak_memory(self.device),
+        }
         self.run.add_metrics(row)
         self.run.log(line)
         self.train_step.reset_sums()
@@ -193,8 +216,7 @@ class Training:
 
     def _probe(self, epoch: int) -> None:
         self.method.eval()
-        assert self.recipe.image_size is not None
-        probe = Probe(self.recipe.image_size, self.device, self.recipe.seed)
+        probe = Probe(self.image_size, self.device, self.recipe.seed)
         assert self.sets is not None
         row = run_probe(self.recipe.probe, self.method.backbone, self.sets, probe)
         self.run.add_result({"of": "pretrained", "epoch": epoch, "step": self.step, **row})
@@ -239,23 +261,6 @@ class Training:
         }
         save_backbone(self.run.backbone_file, self.method.backbone, facts)
         self.run.say(f"finished: {self.run.backbone_file}")
-
-
-class _EpochClock:
-    """Time spent on the steps of an epoch, without compilation, saving and probes."""
-
-    def __init__(self, first_step: int) -> None:
-        self.first_step, self.started = first_step, time.monotonic()
-
-    def exclude(self, seconds: float, steps: int = 0) -> None:
-        self.started += seconds
-        self.first_step += steps
-
-    def seconds(self) -> float:
-        return time.monotonic() - self.started
-
-    def steps_per_second(self, step: int) -> float:
-        return (step - self.first_step) / max(self.seconds(), 1e-9)
 
 
 @contextmanager

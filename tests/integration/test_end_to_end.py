@@ -97,7 +97,7 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, opti
         assert command("pretrain", "--out", killed, "--resume", stderr=subprocess.DEVNULL).wait() == 0
     same_tensors(whole / "backbone.safetensors", killed / "backbone.safetensors")
     same_tensors(whole / "checkpoint" / "state.safetensors", killed / "checkpoint" / "state.safetensors")
-    timing = {"seconds", "images_per_second", "date"}
+    timing = {"seconds", "images_per_second", "data_wait", "date"}
     for file in ("metrics.jsonl", "results.jsonl"):
         one, other = (read_json_lines(run / file) for run in (whole, killed))
         for row in (*one, *other):

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from onecrop.errors import UserError
 from onecrop.files import read_json_lines
 
-NOT_CURVES = {"epoch", "step", "lr", "images_per_second", "seconds", "peak_memory"}
+NOT_CURVES = {"epoch", "step", "lr", "images_per_second", "seconds", "peak_memory", "data_wait"}
 
 
 def _pyplot() -> Any:

@@ -1,0 +1,76 @@
+"""What a run will need, before it starts: memory by kind, and, once the step is warm, the time."""
+
+import copy
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from onecrop.augment import central_crop
+from onecrop.data import Loader
+from onecrop.losses.instance import BLOCK_ELEMENTS, DENSE_ELEMENTS
+from onecrop.methods import Method
+
+SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
+
+
+def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torch.dtype) -> dict[str, int]:
+    """Bytes on the device by kind; their sum is the peak to expect."""
+    parameters = _bytes(method.parameters())
+    bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
+    cosines = 0
+    if bank:
+        rows = len(method.get_buffer("bank.weight"))
+        elements = loader.batch_size * rows
+        elements = elements if elements <= DENSE_ELEMENTS else BLOCK_ELEMENTS
+        cosines = elements * (4 + dtype.itemsize)  # in float32, and their slopes in the bank's format
+    return {
+        "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
+        "bank": bank,
+        "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
+        "activations": _saved_for_backward(method.backbone, loader, image_size, dtype) * loader.batch_size // SAMPLE,
+        "loss": cosines,
+    }
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def _saved_for_backward(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
+    """Bytes that autograd keeps of a forward pass of SAMPLE images, through a copy: nothing of the run changes."""
+    copied = copy.deepcopy(backbone).train()
+    mine = {p.data_ptr() for p in copied.parameters()}
+    seen: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        if tensor.data_ptr() not in mine and tensor.numel() >= SAMPLE:
+            storage = tensor.untyped_storage()
+            seen[storage.data_ptr()] = tensor.numel() * tensor.element_size()
+            kept.append(tensor)  # alive until counted, or another tensor would take its address
+        return tensor
+
+    kept: list[Tensor] = []
+    batch = loader.empty()
+    x = central_crop(batch.images[:SAMPLE], torch.ones(SAMPLE, device=loader.device), image_size)
+    x = x.contiguous(memory_format=torch.channels_last)
+    with (
+        torch.autocast(x.device.type, dtype=dtype, enabled=dtype != torch.float32),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        copied(x)
+    casts = sum(p.numel() * dtype.itemsize for p in copied.parameters()) if dtype != torch.float32 else 0
+    return max(0, sum(seen.values()) - casts)  # weights cast for the products are not activations
+
+
+def describe_memory(parts: dict[str, int]) -> str:
+    names = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items() if size)
+    return f"memory to expect: {_readable(sum(parts.values()))} ({names})"
+
+
+def _readable(size: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
