@@ -35,7 +35,8 @@ def fold(*values: int | str) -> int:
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]  # a compiler need not look inside
 def _stream(name: str) -> tuple[int, int]:
-    return fold(name), fold(name, "column")
+    # 30 bits of the second: compilers add place numbers to it in 32 bits, with a sign
+    return fold(name), fold(name, "column") & 0x3FFFFFFF
 
 
 class Draws(NamedTuple):
