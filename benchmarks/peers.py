@@ -3,8 +3,8 @@
     python benchmarks/peers.py [--images 20000] [--out docs/benchmarks/peers.json]
 
 Two peers, written here in the shape in which such code is usually found: SimCLR with two views, and instance
-discrimination with one view and a bank, of which 10,000 rows are sampled. Same network, batch, image size, number format
-and data; ours is `onecrop.step` as it trains. Start-up (workers, compilation) is excluded from all.
+discrimination with one view and a bank, of which 10,000 rows are sampled. Same network, batch, image size, number
+format and data; ours is `onecrop.step` as it trains. Start-up (workers, compilation) is excluded from all.
 """
 
 import argparse
