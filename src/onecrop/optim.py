@@ -158,6 +158,34 @@ def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+class Lars(torch.optim.Optimizer):
+    """SGD whose step is scaled layer by layer (You et al. 2017): v ← μ·v + r·(g + wd·W), W ← W − lr·v.
+
+    r = η·‖W‖ / (‖g‖ + wd·‖W‖) for matrices and kernels; vectors have r = 1 and no weight decay.
+    """
+
+    TRUST = 1e-3  # η
+
+    def __init__(self, params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float) -> None:
+        super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                update = p.grad
+                if p.ndim >= 2:
+                    size, decay = p.norm(), group["weight_decay"]
+                    ratio = self.TRUST * size / (p.grad.norm() + decay * size)
+                    ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)  # a weight or gradient of zeros
+                    update = ratio * (p.grad + decay * p)
+                buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                buffer.mul_(group["momentum"]).add_(update)
+                p.sub_(group["lr"] * buffer)
+
+
 class Choice(NamedTuple):
     """An optimiser with the learning rate and weight decay that suit sid."""
 
@@ -171,9 +199,15 @@ def _sgd(params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_dec
     return torch.optim.SGD(params, lr=lr, momentum=momentum, weight_decay=weight_decay, fused=True)
 
 
+def _adamw(params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(params, lr=lr, betas=(momentum, 0.999), weight_decay=weight_decay, fused=True)
+
+
 OPTIMIZERS: dict[str, Choice] = {
     "muon": Choice(Muon, lr=0.02, weight_decay=0.05),
     "sgd": Choice(_sgd, lr=1.0, weight_decay=1e-4),  # the released code's; the paper prints lr .1
+    "adamw": Choice(_adamw, lr=1e-3, weight_decay=0.05),  # usual values, not tuned here
+    "lars": Choice(Lars, lr=0.6, weight_decay=1e-6),  # SimCLR's at batch 512, not tuned here
 }
 
 

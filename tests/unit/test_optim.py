@@ -7,6 +7,7 @@ from torch import nn
 from onecrop.optim import (
     OPTIMIZERS,
     QUINTICS,
+    Lars,
     Muon,
     cosine,
     optimizer_tensors,
@@ -83,6 +84,37 @@ def test_sgd_is_the_textbooks():
         optimizer.step()
         v = 0.9 * v + grad + 0.1 * w
         w = w - 0.5 * v
+    torch.testing.assert_close(p.detach(), w)
+
+
+def test_lars_scales_matrices_and_leaves_vectors():
+    torch.manual_seed(0)
+    matrix, vector = nn.Parameter(torch.randn(4, 3)), nn.Parameter(torch.randn(5))
+    optimizer = Lars([matrix, vector], torch.tensor(0.5), 0.9, 0.1)
+    w, v, wv, vv = matrix.detach().clone(), torch.zeros(4, 3), vector.detach().clone(), torch.zeros(5)
+    for _ in range(3):
+        matrix.grad, vector.grad = torch.randn(4, 3), torch.randn(5)
+        ratio = 1e-3 * w.norm() / (matrix.grad.norm() + 0.1 * w.norm())
+        v = 0.9 * v + ratio * (matrix.grad + 0.1 * w)
+        vv = 0.9 * vv + vector.grad
+        w, wv = w - 0.5 * v, wv - 0.5 * vv
+        optimizer.step()
+    torch.testing.assert_close(matrix.detach(), w)
+    torch.testing.assert_close(vector.detach(), wv)
+    matrix.data.zero_()
+    optimizer.step()
+    assert matrix.isfinite().all()
+
+
+def test_adamw_is_the_textbooks():
+    p = nn.Parameter(torch.tensor([[2.0, -1.0]]))
+    optimizer = OPTIMIZERS["adamw"].build([p], torch.tensor(0.1), 0.9, 0.2)
+    w, m, v = p.detach().clone(), torch.zeros(1, 2), torch.zeros(1, 2)
+    for t, grad in enumerate((torch.tensor([[1.0, 0.5]]), torch.tensor([[-2.0, 0.25]])), 1):
+        p.grad = grad.clone()
+        optimizer.step()
+        m, v = 0.9 * m + 0.1 * grad, 0.999 * v + 0.001 * grad**2
+        w = w * (1 - 0.1 * 0.2) - 0.1 * (m / (1 - 0.9**t)) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
     torch.testing.assert_close(p.detach(), w)
 
 
