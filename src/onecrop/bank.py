@@ -8,6 +8,10 @@ from torch import Tensor, nn
 MIN_NORM = 1e-6
 
 
+class Table(nn.Parameter):
+    """Rows that are trained, one an image: a list, not a map, so that there is nothing in it to orthogonalise."""
+
+
 class MemoryBank(nn.Module):
     """Rows w_1 … w_N of unit length, random until `write` fills them (Feature Calibrate)."""
 
@@ -40,6 +44,25 @@ class MemoryBank(nn.Module):
         moved = torch.lerp(direction, old, self.momentum)
         norm = moved.norm(dim=1, keepdim=True)
         self.weight[index] = torch.where(norm > MIN_NORM, moved / norm, old).to(self.weight.dtype)
+
+
+class Queue(nn.Module):
+    """The last `size` keys, oldest replaced first; random unit rows until it has filled."""
+
+    rows: Tensor  # [size, D]
+    place: Tensor  # [] where the next key goes; on the device, so that pushing needs no synchronisation
+
+    def __init__(self, size: int, dim: int, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.register_buffer("rows", F.normalize(torch.randn(size, dim), dim=1).to(dtype))
+        self.register_buffer("place", torch.zeros((), dtype=torch.int64))
+
+    @torch.no_grad()
+    def push(self, keys: Tensor) -> None:
+        keys = keys[-len(self.rows) :]  # of a batch longer than the queue the last keys
+        places = (self.place + torch.arange(len(keys), device=keys.device)) % len(self.rows)
+        self.rows[places] = keys.to(self.rows.dtype)
+        self.place.add_(len(keys)).remainder_(len(self.rows))
 
 
 def corrected_direction(z: Tensor, probabilities: Tensor) -> Tensor:

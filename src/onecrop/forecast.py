@@ -28,7 +28,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
-        "activations": _saved_for_backward(method.backbone, loader, image_size, dtype) * loader.batch_size // SAMPLE,
+        "activations": method.crops * loader.batch_size * _saved_per_image(method.backbone, loader, image_size, dtype),
         "loss": cosines,
     }
 
@@ -37,8 +37,8 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.numel() * t.element_size() for t in tensors)
 
 
-def _saved_for_backward(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
-    """Bytes that autograd keeps of a forward pass of SAMPLE images, through a copy: nothing of the run changes."""
+def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
+    """Bytes that autograd keeps of a forward pass, through a copy of the network: nothing of the run changes."""
     copied = copy.deepcopy(backbone).train()
     mine = {p.data_ptr() for p in copied.parameters()}
     seen: dict[int, int] = {}
@@ -60,7 +60,7 @@ def _saved_for_backward(backbone: nn.Module, loader: Loader, image_size: int, dt
     ):
         copied(x)
     casts = sum(p.numel() * dtype.itemsize for p in copied.parameters()) if dtype != torch.float32 else 0
-    return max(0, sum(seen.values()) - casts)  # weights cast for the products are not activations
+    return max(0, sum(seen.values()) - casts) // SAMPLE  # weights cast for the products are not activations
 
 
 def describe_memory(parts: dict[str, int]) -> str:

@@ -13,6 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onecrop.bank import Table
+
 # Odd quintics a·x + b·x³ + c·x⁵ that, one after another, bring every singular value in [.005, 1] into [.91, 1.09]. Each
 # is the best one for the interval that its predecessor leaves (Remez exchange; the idea: Amsel et al. 2025), divided by
 # 1.01 for the rounding of bfloat16. Muon's published quintic needs five steps for [.68, 1.13] (Jordan et al. 2024).
@@ -40,14 +42,20 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Momentum (Nesterov form), then each matrix' update orthogonalised; kernels are matrices [out, in·k·k].
 
-    Matrices: W ← (1 − lr·wd)·W − lr·√max(1, rows/columns)·orthogonalise(g + μ·v). Vectors: SGD, no weight decay.
+    Matrices: W ← (1 − lr·wd)·W − lr·√max(1, rows/columns)·orthogonalise(g + μ·v).
+    Vectors, and tables of one row an image: SGD without weight decay.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float) -> None:
         params = list(params)
+        maps = [p.ndim >= 2 and not isinstance(p, Table) for p in params]
         groups = [
-            {"params": [p for p in params if p.ndim >= 2], "matrices": True, "weight_decay": weight_decay},
-            {"params": [p for p in params if p.ndim < 2], "matrices": False, "weight_decay": 0.0},
+            {
+                "params": [p for p, is_map in zip(params, maps, strict=True) if is_map == matrices],
+                "matrices": matrices,
+                "weight_decay": weight_decay if matrices else 0.0,
+            }
+            for matrices in (True, False)
         ]
         super().__init__([g for g in groups if g["params"]], {"lr": lr, "momentum": momentum})
 
@@ -235,7 +243,7 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> di
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Strict: the state must be that of exactly these parameters."""
-    parameters = dict(module.named_parameters())
+    parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
     held = {name.rpartition("/")[0] for name in tensors}
     if held != parameters.keys():
         raise KeyError(f"the optimiser's state is that of other parameters: {min(held ^ parameters.keys())}")

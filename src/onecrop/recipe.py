@@ -46,6 +46,13 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kl_weight": _NOT_NEGATIVE,
     "bank_momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     "sampled_rows": _NOT_NEGATIVE,
+    "bottleneck": ("at least 1", lambda x: x >= 1),
+    "target_momentum": _SHARE,
+    "key_momentum": _SHARE,
+    "queue_size": ("at least 1", lambda x: x >= 1),
+    "norm_groups": ("at least 1", lambda x: x >= 1),
+    "noise_samples": ("at least 1", lambda x: x >= 1),
+    "proximal_weight": _NOT_NEGATIVE,
     "cutmix": ("between 0 and 100", lambda x: 0 <= x <= 100),
 }
 

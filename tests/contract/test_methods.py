@@ -16,7 +16,7 @@ from onecrop.recipe import hints
 from onecrop.train import build_method, resolve
 
 CPU = torch.device("cpu")
-SMALL = {"dim": 16, "hidden": 32}
+SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}
 
 
 def build(method="sid", backbone="tiny", **changes):
@@ -60,14 +60,18 @@ def test_loss_falls_on_a_fixed_batch(method, optimizer):
     lr = {"lars": 2.0, "adamw": 0.002}.get(optimizer, 0.02)
     optimizer = OPTIMIZERS[optimizer].build(made.parameters(), torch.tensor(lr), 0.9, 0.0)
     batch = loader.batch(0)
+    moving = {name: value for name, value in made.named_buffers() if name.startswith(("bank.", "queue."))}
+    begun = {name: value.clone() for name, value in moving.items()}
     losses = []
     for _ in range(25):
+        for name, value in moving.items():  # a bank or queue that moves would move the goal
+            value.copy_(begun[name])
         loss = objective(made, batch)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    assert sum(losses[-5:]) / 5 < sum(losses[:5]) / 5 - 0.1
+    assert sum(losses[-5:]) / 5 < losses[0] - 0.1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -90,13 +94,38 @@ def test_save_load_step_is_bit_identical(method):
         assert torch.equal(a, b), name
 
 
-@pytest.mark.parametrize("method", ["sid"])
-def test_single_crop_methods_run_the_backbone_once_an_image(method):
+@pytest.mark.parametrize("method", METHODS)
+def test_the_backbone_runs_as_often_as_the_method_says(method):
+    """Single-crop methods run it once an image; `crops` and `networks` are what the cost tables print."""
     made, loader = build(method)
     seen = []
-    made.backbone.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    nets = [module for name, module in made.named_children() if "backbone" in name]
+    for net in nets:
+        net.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
     made(loader.batch(0))
-    assert seen == [8]
+    assert len(nets) == made.networks
+    images = {"byol": 4 * 8}.get(method, made.crops * 8)  # byol: both views through both networks
+    assert sum(seen) == images
+
+
+def test_moving_averages_follow_and_get_no_gradient():
+    for method, name in (("byol", "target_backbone"), ("moco", "key_backbone")):
+        made, loader = build(method)
+        average, online = getattr(made, name), made.backbone
+        objective(made, loader.batch(0)).backward()
+        assert all(p.grad is None for p in average.parameters())
+        with torch.no_grad():
+            for p in online.parameters():
+                p.add_(1.0)
+        before = [p.clone() for p in average.parameters()]
+        made.after_step(torch.tensor(0.0))
+        base = {"byol": 0.996, "moco": 0.999}[method]
+        for old, new, target in zip(before, average.parameters(), online.parameters(), strict=True):
+            torch.testing.assert_close(new, base * old + (1 - base) * target)
+        frozen = [p.clone() for p in average.parameters()]
+        made.after_step(torch.tensor(1.0))
+        moved = any(not torch.equal(a, b) for a, b in zip(frozen, average.parameters(), strict=True))
+        assert moved == (method == "moco")  # byol's average stands still at the end
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -108,19 +137,59 @@ def test_backbones_pool_to_their_dim(name, size, stem):
     assert out.shape == (2, backbone.dim)
 
 
-@pytest.mark.parametrize(("name", "count"), [("resnet18", 11_689_512), ("resnet50", 25_557_032)])
-def test_standard_stem_has_torchvisions_keys_and_size(name, count):
+PUBLISHED = {  # parameters with the classifier of 1,000 classes, features without it
+    "resnet18": (11_689_512, 512),
+    "resnet50": (25_557_032, 2048),
+    "mobilenet_v2": (3_504_872, 1280),
+    "mobilenet_v3_small": (2_542_856, 576),
+    "mobilenet_v3_large": (5_483_032, 960),
+    "efficientnet_b0": (5_288_548, 1280),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_standard_stem_has_torchvisions_keys_and_size(name):
     from torchvision.models import get_model
 
     theirs, ours = get_model(name, weights=None), BACKBONES[name]("standard")
-    assert sum(p.numel() for p in theirs.parameters()) == count
-    assert set(theirs.state_dict()) - set(ours.state_dict()) == {"fc.weight", "fc.bias"}
+    classifier = "fc" if name.startswith("resnet") else "classifier"
+    assert (sum(p.numel() for p in theirs.parameters()), ours.dim) == PUBLISHED[name]
     loaded = theirs.load_state_dict(ours.state_dict(), strict=False)
-    assert loaded.missing_keys == ["fc.weight", "fc.bias"]
     assert not loaded.unexpected_keys
+    assert all(key.startswith(f"{classifier}.") for key in loaded.missing_keys)
     x = torch.randn(2, 3, 64, 64)
-    theirs.fc = torch.nn.Identity()
+    setattr(theirs, classifier, torch.nn.Identity())
     assert torch.equal(theirs.eval()(x), ours.eval()(x))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_the_small_stem_keeps_a_quarter_of_the_resolution_more(name):
+    """Features of a 32-px picture are 4×4 before pooling, not 1×1; keys stay torchvision's."""
+    standard, small = BACKBONES[name]("standard").eval(), BACKBONES[name]("small").eval()
+    assert standard.state_dict().keys() == small.state_dict().keys()
+    pool = small.avgpool if hasattr(small, "avgpool") else None
+    sizes = []
+    if pool is not None:
+        pool.register_forward_hook(lambda module, inputs, output: sizes.append(inputs[0].shape[-1]))
+    else:
+        small.features.register_forward_hook(lambda module, inputs, output: sizes.append(output.shape[-1]))
+    small(torch.randn(1, 3, 32, 32))
+    assert sizes == [4]
+
+
+def test_stochastic_depth_draws_from_the_step():
+    """The same step twice gives the same drops; another step gives others."""
+    from onecrop.device import seed_step
+
+    torch.manual_seed(0)
+    net = BACKBONES["efficientnet_b0"]("small").train()
+    x = torch.randn(4, 3, 32, 32)
+    outputs = []
+    for step in (5, 5, 6):
+        seed_step(0, step)
+        outputs.append(net(x).detach())
+    assert torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[0], outputs[2])
 
 
 @pytest.mark.parametrize("name", ["shapes", "digits"])

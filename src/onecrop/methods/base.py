@@ -27,6 +27,8 @@ class Method(nn.Module, ABC):
     """The only abstract class. `backbone` is all that evaluation ever sees."""
 
     Settings: ClassVar[type[Settings]] = Settings
+    crops: ClassVar[int] = 1  # views of an image in a step
+    networks: ClassVar[int] = 1  # backbones in memory
     backbone: Backbone
     watch: dict[str, Tensor]  # what progress shows beside the terms; set by `forward`, without gradient
 
@@ -60,3 +62,16 @@ def spread(z: Tensor) -> Tensor:
 def autocast(x: Tensor, dtype: torch.dtype) -> torch.autocast:
     """Matrix products of the network in `dtype`; everything else stays in float32."""
     return torch.autocast(x.device.type, dtype=dtype, enabled=dtype != torch.float32)
+
+
+@torch.no_grad()
+def move_towards(average: nn.Module, network: nn.Module, momentum: Tensor) -> None:
+    """average ← momentum·average + (1 − momentum)·network, for the parameters; momentum [] lives on the device.
+
+    Batch norm statistics stay the average's own: it sees its own features.
+    """
+    mine: list[Tensor] = list(average.parameters())
+    theirs: list[Tensor] = list(network.parameters())
+    change = torch._foreach_sub(theirs, mine)
+    torch._foreach_mul_(change, 1 - momentum)
+    torch._foreach_add_(mine, change)

@@ -38,8 +38,22 @@ def _resnet(name: str, stem: Stem) -> nn.Module:
     return cast(nn.Module, net)
 
 
+def _mobile(name: str, stem: Stem) -> nn.Module:
+    """MobileNets and EfficientNet. The small stem: the first two strides become 1, and a 32-px picture ends as 4×4."""
+    from torchvision.models import get_model
+
+    net: Any = get_model(name, weights=None)
+    net.dim = next(m for m in net.classifier if isinstance(m, nn.Linear)).in_features
+    net.classifier = nn.Identity()
+    if stem == "small":
+        strided = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)]
+        for conv in strided[:2]:
+            conv.stride = (1, 1)
+    return cast(nn.Module, net)
+
+
 class Tiny(nn.Module):
-    """Four convolutions of 32 to 256 channels: small enough for a CPU demo, and a backbone like the others."""
+    """four convolutions of 32 to 256 channels: small enough for a CPU demo, and a backbone like the others."""
 
     dim = 256
 
@@ -81,9 +95,33 @@ def resnet50(stem: Stem) -> nn.Module:
     return _resnet("resnet50", stem)
 
 
+def mobilenet_v2(stem: Stem) -> nn.Module:
+    """3.5 million parameters with its classifier, features of 1280"""
+    return _mobile("mobilenet_v2", stem)
+
+
+def mobilenet_v3_small(stem: Stem) -> nn.Module:
+    """2.5 million parameters with its classifier, features of 576"""
+    return _mobile("mobilenet_v3_small", stem)
+
+
+def mobilenet_v3_large(stem: Stem) -> nn.Module:
+    """5.5 million parameters with its classifier, features of 960"""
+    return _mobile("mobilenet_v3_large", stem)
+
+
+def efficientnet_b0(stem: Stem) -> nn.Module:
+    """5.3 million parameters with its classifier, features of 1280"""
+    return _mobile("efficientnet_b0", stem)
+
+
 BACKBONES: dict[str, Callable[[Stem], nn.Module]] = {
     "resnet18": resnet18,
     "resnet50": resnet50,
+    "mobilenet_v2": mobilenet_v2,
+    "mobilenet_v3_small": mobilenet_v3_small,
+    "mobilenet_v3_large": mobilenet_v3_large,
+    "efficientnet_b0": efficientnet_b0,
     "tiny": Tiny,
 }
 

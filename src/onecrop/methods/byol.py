@@ -1,0 +1,72 @@
+"""byol: the network predicts a slowly moving average of itself on another view.
+
+Grill et al., "Bootstrap Your Own Latent" (2020). Defaults are the published ones (without solarisation); the recipe
+`byol-small` has those for small images.
+"""
+
+import copy
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onecrop.data import Batch
+from onecrop.losses.contrastive import negative_cosine, pair_accuracy
+from onecrop.methods.base import Method, Settings, augmentation, autocast, move_towards, spread
+from onecrop.nets.backbones import Backbone
+
+
+@dataclass(frozen=True)
+class ByolSettings(Settings):
+    crop_scale: Annotated[float, "smallest share of the picture in a crop"] = 0.08
+    dim: Annotated[int, "length of a feature"] = 256
+    hidden: Annotated[int, "width of projector and predictor"] = 4096
+    target_momentum: Annotated[float, "of the moving average at the start; it rises to 1 along a cosine"] = 0.996
+
+
+class Byol(Method):
+    """the network predicts its own moving average on another view"""
+
+    Settings = ByolSettings
+    crops, networks = 2, 2
+
+    def __init__(
+        self, settings: ByolSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.settings, self.backbone, self.dtype = settings, backbone, dtype
+        self.projector = _two_layers(backbone.dim, settings.hidden, settings.dim)
+        self.predictor = _two_layers(settings.dim, settings.hidden, settings.dim)
+        self.target_backbone = copy.deepcopy(backbone).requires_grad_(False)
+        self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
+        self.augment = augmentation(settings, image_size)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        views = [
+            self.augment(batch.images, batch.aspect, batch.draws, view).contiguous(memory_format=torch.channels_last)
+            for view in ("first", "second")
+        ]
+        with autocast(views[0], self.dtype):
+            p1, p2 = (self.predictor(self.projector(self.backbone(x))).float() for x in views)
+            with torch.no_grad():
+                z1, z2 = (self.target_projector(self.target_backbone(x)).float() for x in views)
+        a, b = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
+        self.watch = {"accuracy": pair_accuracy(a, b), "spread": spread(a)}
+        return {"distance": 4 + 2 * (negative_cosine(p1, z2) + negative_cosine(p2, z1))}  # Σ over views of 2 − 2·cos
+
+    def after_step(self, progress: Tensor) -> None:
+        """τ = 1 − (1 − τ_base)·(cos(π·progress) + 1)/2."""
+        momentum = 1 - (1 - self.settings.target_momentum) * ((torch.pi * progress).cos() + 1) / 2
+        move_towards(self.target_backbone, self.backbone, momentum)
+        move_towards(self.target_projector, self.projector, momentum)
+
+
+def _two_layers(dim_in: int, hidden: int, dim_out: int) -> nn.Sequential:
+    return nn.Sequential(
+        nn.Linear(dim_in, hidden, bias=False),
+        nn.BatchNorm1d(hidden),
+        nn.ReLU(inplace=True),
+        nn.Linear(hidden, dim_out),
+    )

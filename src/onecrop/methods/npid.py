@@ -1,0 +1,81 @@
+"""npid: non-parametric instance discrimination, where sid comes from.
+
+Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination" (2018). A random bank, the plain
+update, noise-contrastive estimation (or the full softmax) and the proximal term ‖z − w‖². Settings are the paper's:
+T .07, 4,096 noise samples, m .5, λ 30, 128 dimensions, a linear head.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onecrop.bank import MemoryBank
+from onecrop.data import Batch
+from onecrop.losses import instance_loss
+from onecrop.losses.contrastive import noise_contrastive
+from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
+from onecrop.nets.backbones import Backbone
+
+
+@dataclass(frozen=True)
+class NpidSettings(Settings):
+    dim: Annotated[int, "length of a feature and of a bank row"] = 128
+    temperature: Annotated[float, "of the softmax over the bank"] = 0.07
+    objective: Annotated[Literal["nce", "softmax"], "estimate against noise, or all rows"] = "nce"
+    noise_samples: Annotated[int, "rows drawn for each image under nce"] = 4096
+    bank_momentum: Annotated[float, "m"] = 0.5
+    proximal_weight: Annotated[float, "weight of ‖z − w‖², which keeps a feature near its last one"] = 30.0
+
+
+class Npid(Method):
+    """non-parametric instance discrimination: random bank, plain update, proximal term"""
+
+    Settings = NpidSettings
+    normaliser: Tensor  # Z, estimated once from the first batch; 0 until then
+
+    def __init__(
+        self, settings: NpidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        self.settings, self.backbone, self.dtype = settings, backbone, dtype
+        self.head = nn.Linear(backbone.dim, settings.dim)
+        self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
+        self.register_buffer("normaliser", torch.zeros(()))
+        self.augment = augmentation(settings, image_size)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        s = self.settings
+        x = self.augment(batch.images, batch.aspect, batch.draws)
+        with autocast(x, self.dtype):
+            features = self.head(self.backbone(x.contiguous(memory_format=torch.channels_last)))
+        z = F.normalize(features.float(), dim=1)  # [B, D]
+        own = self.bank.rows(batch.index).to(z.dtype)
+        if s.objective == "softmax":
+            out = instance_loss(
+                z, self.bank.weight, batch.index, temperature=s.temperature, kl_temperature=1.0, kl="none"
+            )
+            terms, accuracy = {"cross_entropy": out.cross_entropy}, out.accuracy
+        else:
+            terms, accuracy = self.estimate(z, own, batch)
+        terms["proximal"] = s.proximal_weight * (z - own).square().sum(1).mean()
+        self.bank.update(batch.index, z.detach())  # written after it was read
+        self.watch = {"accuracy": accuracy, "spread": spread(z)}
+        return terms
+
+    def estimate(self, z: Tensor, own: Tensor, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
+        """Noise-contrastive estimation -> its term, and how often the own row beats the drawn ones."""
+        count, total = self.settings.noise_samples, len(self.bank.weight)
+        drawn = (batch.draws.uniform("noise", count) * total).long()  # [B, m], uniform with replacement
+        noise = self.bank.rows(drawn).to(z.dtype)  # [B, m, D]
+        own_cosine = (z * own).sum(1)
+        noise_cosine = torch.bmm(noise, z[:, :, None])[:, :, 0]  # [B, m]
+        positive = (own_cosine / self.settings.temperature).exp()
+        negatives = (noise_cosine / self.settings.temperature).exp()
+        with torch.no_grad():
+            estimate = negatives.mean() * total
+            self.normaliser.copy_(torch.where(self.normaliser == 0, estimate, self.normaliser))
+        loss = noise_contrastive(positive, negatives, self.normaliser.clone(), total)
+        return {"nce": loss}, (own_cosine > noise_cosine.amax(1)).float().mean()
