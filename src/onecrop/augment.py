@@ -174,9 +174,13 @@ class Augment(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor, aspect: Tensor, draws: Draws, view: str = "view") -> Tensor:
         """-> [B, 3, S, S], normalised. `view` names the draw: two views of a batch use two names."""
-        boxes = crop_boxes(
-            draws.uniform(f"{view} crop", 2 * CROP_TRIES + 2), aspect, images.shape[-1], self.scale, self.ratio
-        )
+        draw = draws.uniform(f"{view} crop", 2 * CROP_TRIES + 2)
+        boxes = crop_boxes(draw, aspect, images.shape[-1], self.scale, self.ratio)
+        return self.recolour(images, boxes, draws, view)
+
+    @torch.no_grad()
+    def recolour(self, images: Tensor, boxes: Tensor, draws: Draws, view: str) -> Tensor:
+        """All but the choice of the crop: `boxes` cut out, flipped, jittered, greyed and blurred."""
         chance = draws.uniform(f"{view} chance", 4)
         x = resample(images, boxes, self.size, flip=chance[:, 0] < 0.5)
         if self.jitter_probability:

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
+from onecrop.compare import compare
 from onecrop.data import SOURCES
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
@@ -100,6 +101,31 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
 
 
+def compare_verb(arguments: Sequence[str]) -> None:
+    """train and score several methods, backbones and seeds; one table"""
+    parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("data", help="labelled data set or folder of classes")
+    parser.add_argument("--methods", default=",".join(METHODS), help="of: " + ", ".join(METHODS))
+    parser.add_argument("--backbones", default="resnet18", help="of: " + ", ".join(BACKBONES))
+    parser.add_argument("--seeds", type=int, default=1, help="runs of each [1]")
+    parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
+    parser.add_argument("--out", default="runs/compare", help="folder of the runs and the table [runs/compare]")
+    group = parser.add_argument_group("fields of every recipe")
+    for name, hint in hints(Recipe).items():
+        if name not in ("data", "out", "method", "backbone", "settings"):
+            wanted, text = describe_hint(hint)
+            group.add_argument(flag(name), metavar=wanted, help=text.replace("%", "%%"), default=argparse.SUPPRESS)
+    values = vars(parser.parse(arguments))
+    if values["seeds"] < 1:
+        raise UserError(f"--seeds {values['seeds']} is too small: it must be at least 1")
+    names = {key: values.pop(key).split(",") for key in ("methods", "backbones", "evaluations")}
+    seeds, out = values.pop("seeds"), Path(values.pop("out"))
+    base = Recipe().override(values)
+    values.pop("seed", None)  # the first of the seeds
+    print("\n" + compare(base, **names, seeds=seeds, out=out, overrides=values).read_text())
+    print(f"{out}/comparison.md, .csv, .tex, .png")
+
+
 def demo_verb(arguments: Sequence[str]) -> None:
     """pretrain on procedural pictures and show what was learned"""
     from onecrop.demo import run_demo
@@ -121,7 +147,13 @@ def list_verb(arguments: Sequence[str]) -> None:
         print(f"{name:<16} {doc}".rstrip())
 
 
-VERBS = {"pretrain": pretrain_verb, "evaluate": evaluate_verb, "demo": demo_verb, "list": list_verb}
+VERBS = {
+    "pretrain": pretrain_verb,
+    "evaluate": evaluate_verb,
+    "compare": compare_verb,
+    "demo": demo_verb,
+    "list": list_verb,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

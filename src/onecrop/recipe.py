@@ -53,6 +53,8 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "norm_groups": ("at least 1", lambda x: x >= 1),
     "noise_samples": ("at least 1", lambda x: x >= 1),
     "proximal_weight": _NOT_NEGATIVE,
+    "location_weight": _NOT_NEGATIVE,
+    "overlap": _SHARE,
     "cutmix": ("between 0 and 100", lambda x: 0 <= x <= 100),
 }
 

@@ -3,7 +3,12 @@
 from collections.abc import Callable
 
 from onecrop.errors import unknown
+from onecrop.methods import Settings
+from onecrop.methods.byol import ByolSettings
+from onecrop.methods.moco import MocoSettings
 from onecrop.methods.sid import SidSettings
+from onecrop.methods.simclr import SimclrSettings
+from onecrop.methods.simsiam import SimsiamSettings
 from onecrop.recipe import Recipe
 
 
@@ -31,9 +36,49 @@ def demo() -> Recipe:
     )
 
 
+def _small(method: str, settings: Settings, lr: float, weight_decay: float = 1e-4, batch_size: int = 512) -> Recipe:
+    """A rival on small images, by SGD for 400 epochs, as in the paper's first table."""
+    return Recipe(
+        data="cifar10",
+        backbone="resnet18",
+        epochs=400,
+        optimizer="sgd",
+        method=method,
+        settings=settings,
+        lr=lr,
+        weight_decay=weight_decay,
+        batch_size=batch_size,
+    )
+
+
+def simsiam_small() -> Recipe:
+    """SimSiam on CIFAR, with the paper authors' settings."""
+    return _small("simsiam", SimsiamSettings(), lr=0.05, weight_decay=5e-4)
+
+
+def byol_small() -> Recipe:
+    """BYOL on CIFAR, with the paper authors' settings."""
+    settings = ByolSettings(crop_scale=0.2, dim=512, hidden=2048, target_momentum=0.99)
+    return _small("byol", settings, lr=0.05)
+
+
+def simclr_small() -> Recipe:
+    """SimCLR on CIFAR, with the paper authors' settings."""
+    return _small("simclr", SimclrSettings(crop_scale=0.2, jitter=0.4, dim=256, temperature=0.5), lr=0.5)
+
+
+def moco_small() -> Recipe:
+    """MoCo v2 on CIFAR, with the paper authors' settings."""
+    return _small("moco", MocoSettings(dim=256, queue_size=2048), lr=0.3, batch_size=256)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "paper": paper,
+    "simclr-small": simclr_small,
+    "moco-small": moco_small,
+    "simsiam-small": simsiam_small,
+    "byol-small": byol_small,
 }
 
 

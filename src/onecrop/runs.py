@@ -21,6 +21,7 @@ from torch import Tensor
 from onecrop.device import describe
 from onecrop.errors import UserError
 from onecrop.files import append_json_line, read_json_lines, write_atomically, write_json
+from onecrop.methods import METHODS
 from onecrop.recipe import Recipe, flag
 from onecrop.tensors import load_tensors, save_tensors
 
@@ -148,6 +149,8 @@ def provenance(recipe: Recipe, fingerprint: str, num_images: int, device: torch.
         "seed": recipe.seed,
         "data_fingerprint": fingerprint,
         "num_images": num_images,
+        "crops": METHODS[recipe.method].crops,
+        "networks": METHODS[recipe.method].networks,
         "device": describe(device),
         "host": platform.platform(),
         "python": platform.python_version(),

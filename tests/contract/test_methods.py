@@ -11,6 +11,7 @@ from onecrop.data import Loader, load
 from onecrop.data.sources import Request
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES
+from onecrop.nets.backbones import feature_map
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
 from onecrop.recipe import hints
 from onecrop.train import build_method, resolve
@@ -101,7 +102,8 @@ def test_the_backbone_runs_as_often_as_the_method_says(method):
     seen = []
     nets = [module for name, module in made.named_children() if "backbone" in name]
     for net in nets:
-        net.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+        first = next(module for module in net.modules() if isinstance(module, torch.nn.Conv2d))
+        first.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
     made(loader.batch(0))
     assert len(nets) == made.networks
     images = {"byol": 4 * 8}.get(method, made.crops * 8)  # byol: both views through both networks
@@ -163,7 +165,7 @@ def test_standard_stem_has_torchvisions_keys_and_size(name):
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
-def test_the_small_stem_keeps_a_quarter_of_the_resolution_more(name):
+def test_the_small_stem_ends_as_four_by_four(name):
     """Features of a 32-px picture are 4×4 before pooling, not 1×1; keys stay torchvision's."""
     standard, small = BACKBONES[name]("standard").eval(), BACKBONES[name]("small").eval()
     assert standard.state_dict().keys() == small.state_dict().keys()
@@ -203,3 +205,10 @@ def test_data_sets_that_need_no_files(name):
         assert images.images.shape[1] == 3
         assert len(images.labels) == len(images)
         assert images.labels.max() < len(images.classes)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_feature_map_pools_to_the_features(name):
+    torch.manual_seed(0)
+    backbone, x = BACKBONES[name]("small").eval(), torch.randn(2, 3, 32, 32)
+    torch.testing.assert_close(feature_map(backbone, x).mean((2, 3)), backbone(x), rtol=1e-4, atol=1e-5)

@@ -7,7 +7,17 @@ import torch
 import torch.nn.functional as F
 
 from onecrop.bank import Queue
-from onecrop.losses.contrastive import info_nce, negative_cosine, noise_contrastive, nt_xent, pair_accuracy
+from onecrop.errors import UserError
+from onecrop.losses.contrastive import (
+    cluster_accuracy,
+    info_nce,
+    negative_cosine,
+    noise_contrastive,
+    nt_xent,
+    pair_accuracy,
+    patch_clustering,
+)
+from onecrop.methods.jigclu import cut, stitch
 
 
 def unit(count, seed, dim=6):
@@ -66,6 +76,34 @@ def test_noise_contrastive():
             total -= math.log(1 - drawn / (drawn + 4 / images))
     got = noise_contrastive(positive, negatives, torch.tensor(normaliser, dtype=torch.float64), images)
     assert got.item() == pytest.approx(total / 3, abs=1e-12)
+
+
+def test_patch_clustering():
+    z, image = unit(8, 3), torch.tensor([0, 1, 0, 1, 1, 0, 1, 0])
+    total = 0.0
+    for i in range(8):
+        others = sum(math.exp(dot(z[i], z[k]) / 0.3) for k in range(8) if k != i)
+        positives = [p for p in range(8) if p != i and image[p] == image[i]]
+        total -= sum(math.log(math.exp(dot(z[i], z[p]) / 0.3) / others) for p in positives) / len(positives)
+    assert patch_clustering(z, image, 0.3).item() == pytest.approx(total / 8, abs=1e-12)
+    apart = F.one_hot(image, 6).double()
+    assert cluster_accuracy(apart, image) == 1
+    assert cluster_accuracy(apart, torch.arange(8)) == 0
+
+
+def test_stitched_pictures_are_cut_back_in_the_same_order():
+    patches = torch.arange(12.0).view(12, 1, 1, 1).expand(12, 2, 3, 3)
+    pictures = stitch(patches)
+    assert pictures.shape == (3, 2, 6, 6)
+    assert pictures[1, 0].tolist() == [[4.0] * 3 + [5.0] * 3] * 3 + [[6.0] * 3 + [7.0] * 3] * 3
+    assert cut(F.adaptive_avg_pool2d(pictures, 2))[:, 0].tolist() == list(range(12))
+
+
+def test_jigclu_refuses_an_odd_size():
+    from tests.contract.test_methods import build
+
+    with pytest.raises(UserError, match="must be even"):
+        build("jigclu", image_size=17)
 
 
 def test_pair_accuracy():

@@ -13,7 +13,7 @@ from onecrop.recipes import RECIPES, named
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_json_round_trip(name):
-    recipe = named(name).override({"subset": 10, "kl": "l1"})
+    recipe = named(name).override({"subset": 10, "crop_scale": 0.3})
     assert Recipe.from_json(json.loads(json.dumps(recipe.to_json()))) == recipe
 
 

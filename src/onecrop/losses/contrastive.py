@@ -45,6 +45,25 @@ def noise_contrastive(positive: Tensor, negatives: Tensor, normaliser: Tensor, n
     return -((own / (own + noise)).log() + (noise / (drawn + noise)).log().sum(1)).mean()
 
 
+def patch_clustering(z: Tensor, image: Tensor, temperature: float) -> Tensor:
+    """JigClu: each patch finds the others of its image among all patches of the batch -> [].
+
+    mean over i of −1/|P_i| Σ_{p in P_i} log( e^(z_i·z_p/T) / Σ_{k≠i} e^(z_i·z_k/T) ), P_i: its image's other patches
+    """
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    logits = (z @ z.T / temperature).masked_fill(itself, -torch.inf)
+    positive = (image[:, None] == image) & ~itself
+    log_p = logits.log_softmax(1).masked_fill(~positive, 0)
+    return -(log_p.sum(1) / positive.sum(1)).mean()
+
+
+def cluster_accuracy(z: Tensor, image: Tensor) -> Tensor:
+    """Share of patches whose nearest patch is of the same image."""
+    itself = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    nearest = (z.detach() @ z.detach().T).masked_fill(itself, -2.0).argmax(1)
+    return (image[nearest] == image).float().mean()
+
+
 def pair_accuracy(a: Tensor, b: Tensor) -> Tensor:
     """Share of images whose other view is the nearest of the batch: instance accuracy for methods without a bank."""
     nearest = (a.detach() @ b.detach().T).argmax(1)

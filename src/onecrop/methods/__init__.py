@@ -2,6 +2,7 @@
 
 from onecrop.methods.base import Method, Settings
 from onecrop.methods.byol import Byol
+from onecrop.methods.jigclu import Jigclu
 from onecrop.methods.moco import Moco
 from onecrop.methods.npid import Npid
 from onecrop.methods.pid import Pid
@@ -17,6 +18,7 @@ METHODS: dict[str, type[Method]] = {
     "moco": Moco,
     "simsiam": Simsiam,
     "byol": Byol,
+    "jigclu": Jigclu,
 }
 
 __all__ = ["METHODS", "Method", "Settings"]

@@ -66,11 +66,14 @@ class Tiny(nn.Module):
         )
         self.norms = nn.ModuleList(nn.BatchNorm2d(width) for width in widths[1:])
 
-    def forward(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = F.relu(norm(conv(x)))
             x = F.max_pool2d(x, 2) if x.shape[-1] > 4 else x  # [B, width, S/2, S/2]
-        return x.mean((2, 3))
+        return x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.features(x).mean((2, 3))
 
 
 class Pixels(nn.Module):
@@ -124,6 +127,15 @@ BACKBONES: dict[str, Callable[[Stem], nn.Module]] = {
     "efficientnet_b0": efficientnet_b0,
     "tiny": Tiny,
 }
+
+
+def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
+    """What a backbone sees before it pools -> [B, dim, h, w]."""
+    net: Any = backbone
+    if hasattr(net, "features"):
+        return cast(Tensor, net.features(x))
+    x = net.maxpool(net.relu(net.bn1(net.conv1(x))))
+    return cast(Tensor, net.layer4(net.layer3(net.layer2(net.layer1(x)))))
 
 
 def choose_stem(image_size: int) -> Stem:

@@ -71,6 +71,30 @@ def plot_gallery(
     return _save(figure, path, plt)
 
 
+def plot_cost(rows: Sequence[dict[str, Any]], path: Path) -> Path:
+    """Accuracy against minutes, one point a method and backbone: the paper's first figure."""
+    plt = _pyplot()
+    scores = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, tuple)))
+    figure, axes = plt.subplots(
+        1, max(1, len(scores)), figsize=(5 * max(1, len(scores)), 4), squeeze=False, layout="constrained"
+    )
+    backbones = list(dict.fromkeys(row["backbone"] for row in rows))
+    for axis, score in zip(axes[0], scores, strict=False):
+        for number, backbone in enumerate(backbones):
+            mine = [row for row in rows if row["backbone"] == backbone and score in row]
+            x, y = [row["minutes"] for row in mine], [row[score][0] for row in mine]
+            spread = [row[score][1] or 0 for row in mine]
+            axis.errorbar(x, y, yerr=spread, fmt="osD^v"[number % 5], label=backbone, capsize=3)
+            for row, a, b in zip(mine, x, y, strict=True):
+                axis.annotate(row["method"], (a, b), xytext=(5, 4), textcoords="offset points", fontsize=9)
+        axis.set(xlabel="minutes of pretraining", ylabel=f"{score}, %")
+        axis.margins(0.15)
+        axis.grid(alpha=0.3)
+        if len(backbones) > 1:
+            axis.legend()
+    return _save(figure, path, plt)
+
+
 def _save(figure: Any, path: Path, plt: Any) -> Path:
     try:
         figure.savefig(path, dpi=120, bbox_inches="tight")

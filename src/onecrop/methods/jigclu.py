@@ -1,0 +1,92 @@
+"""jigclu: pictures cut into 2×2 patches, shuffled across the batch and stitched; find who belongs together, and where.
+
+Chen, Liu and Jia, "Jigsaw Clustering for Unsupervised Visual Representation Learning" (2021). One forward pass of the
+stitched pictures; its feature map is cut again, and each quarter says whose patch it was (clustering) and from which
+corner (location). Settings are the paper's: T .3, patches from corners that overlap by .3, equal weights.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from onecrop.augment import CROP_TRIES, crop_boxes
+from onecrop.data import Batch
+from onecrop.errors import UserError
+from onecrop.losses.contrastive import cluster_accuracy, patch_clustering
+from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
+from onecrop.nets.backbones import Backbone, feature_map
+
+
+@dataclass(frozen=True)
+class JigcluSettings(Settings):
+    dim: Annotated[int, "length of a patch's feature"] = 128
+    hidden: Annotated[int, "width of the head"] = 2048
+    temperature: Annotated[float, "of the softmax over the batch's patches"] = 0.3
+    overlap: Annotated[float, "by how much the corners overlap, as a share of the crop"] = 0.3
+    location_weight: Annotated[float, "weight of the location term"] = 1.0
+
+
+class Jigclu(Method):
+    """2×2 patches, shuffled across the batch: whose are they, and from where?"""
+
+    Settings = JigcluSettings
+
+    def __init__(
+        self, settings: JigcluSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
+    ) -> None:
+        super().__init__()
+        if image_size % 2:
+            raise UserError(f"jigclu cuts pictures in halves: --image-size {image_size} must be even")
+        self.settings, self.backbone, self.dtype = settings, backbone, dtype
+        self.head = nn.Sequential(
+            nn.Linear(backbone.dim, settings.hidden), nn.ReLU(inplace=True), nn.Linear(settings.hidden, settings.dim)
+        )
+        self.locate = nn.Linear(backbone.dim, 4)
+        self.augment = augmentation(settings, image_size // 2)
+
+    def forward(self, batch: Batch) -> dict[str, Tensor]:
+        size = len(batch.images)
+        patches = self.patches(batch)  # [4B, 3, S/2, S/2], corner by corner
+        order = batch.draws.once("jigsaw", 4 * size).argsort()
+        image, corner = order % size, order // size  # of each place in the stitched pictures
+        with autocast(patches, self.dtype):
+            maps = feature_map(self.backbone, stitch(patches[order]))  # [B, C, h, w]
+            quarters = cut(F.adaptive_avg_pool2d(maps, 2))  # [4B, C], in the order of the patches
+            z, where = self.head(quarters), self.locate(quarters)
+        z = F.normalize(z.float(), dim=1)
+        self.watch = {"accuracy": cluster_accuracy(z, image), "spread": spread(z)}
+        return {
+            "clustering": patch_clustering(z, image, self.settings.temperature),
+            "location": self.settings.location_weight * F.cross_entropy(where.float(), corner),
+        }
+
+    def patches(self, batch: Batch) -> Tensor:
+        """One crop an image; from each of its overlapping corners a patch of half its side, recoloured on its own."""
+        draw = batch.draws.uniform("crop", 2 * CROP_TRIES + 2)
+        scale, ratio = self.augment.scale, self.augment.ratio
+        top, left, height, width = crop_boxes(draw, batch.aspect, batch.images.shape[-1], scale, ratio).unbind(1)
+        slack = self.settings.overlap / 2
+        out = []
+        for corner in range(4):
+            down, right = divmod(corner, 2)
+            free = batch.draws.uniform(f"corner {corner}", 2)
+            y = top + height * ((0.5 - slack) * down + slack * free[:, 0])
+            x = left + width * ((0.5 - slack) * right + slack * free[:, 1])
+            boxes = torch.stack([y, x, height / 2, width / 2], dim=1)
+            out.append(self.augment.recolour(batch.images, boxes, batch.draws, f"patch {corner}"))
+        return torch.cat(out)
+
+
+def stitch(patches: Tensor) -> Tensor:
+    """[4B, C, h, h] -> [B, C, 2h, 2h]: four consecutive patches make a picture, row by row."""
+    count, channels, side, _ = patches.shape
+    grid = patches.view(count // 4, 2, 2, channels, side, side).permute(0, 3, 1, 4, 2, 5)
+    return grid.reshape(count // 4, channels, 2 * side, 2 * side).contiguous(memory_format=torch.channels_last)
+
+
+def cut(maps: Tensor) -> Tensor:
+    """[B, C, 2, 2] -> [4B, C], the way back from `stitch`."""
+    return maps.permute(0, 2, 3, 1).reshape(-1, maps.shape[1])

@@ -1,0 +1,81 @@
+"""A comparison: resumable, one failed member does not lose the others, the table is made from the run folders."""
+
+import csv
+import json
+
+import pytest
+
+from onecrop.cli import main
+from onecrop.files import read_json_lines
+from onecrop.report.comparison import as_csv, cell, latex, markdown
+
+SMALL = "--backbones tiny --subset 128 --image-size 16 --batch-size 64 --epochs 1 --optimizer adamw --lr 0.001".split()
+
+
+def table(folder):
+    with (folder / "comparison.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def test_compare_writes_one_table_and_goes_on_where_it_stopped(tmp_path, capsys):
+    out = tmp_path / "c"
+    arguments = ["compare", "shapes", "--methods", "pid,jigclu", "--seeds", "2", "--out", str(out), *SMALL]
+    assert main(arguments) == 0
+    rows = table(out)
+    assert [row["method"] for row in rows] == ["jigclu", "pid"]
+    assert all(row["seeds"] == "2" and float(row["knn std"]) >= 0 for row in rows)
+    assert {row["crops"] for row in rows} == {"1"}
+    for suffix in ("md", "tex", "png"):
+        assert (out / f"comparison.{suffix}").stat().st_size > 100
+    scores = [
+        [r["accuracy"] for r in read_json_lines(run / "results.jsonl") if r["evaluation"] == "knn"]
+        for run in sorted(out.glob("pid-*"))
+    ]
+    assert float(rows[1]["knn"]) == pytest.approx(sum(s[0] for s in scores) / 2)
+
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    (out / "pid-tiny-1" / "results.jsonl").unlink()  # as if killed before its evaluation
+    capsys.readouterr()
+    assert main(arguments) == 0
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before  # nothing trained again
+    assert table(out) == rows
+    assert "| pid |" in capsys.readouterr().out
+
+
+def test_a_failed_member_says_why_and_the_others_go_on(tmp_path):
+    small = [a if a != "16" else "17" for a in SMALL]  # an odd size: jigclu cannot
+    out = tmp_path / "c"
+    assert main(["compare", "shapes", "--methods", "jigclu,pid", "--out", str(out), *small]) == 0
+    rows = {row["method"]: row for row in table(out)}
+    assert "must be even" in rows["jigclu"]["failure"]
+    assert float(rows["pid"]["knn"]) > 0
+    assert "must be even" in (out / "comparison.md").read_text()
+
+
+def test_wrong_names_are_refused_before_anything_is_trained(tmp_path, capsys):
+    for arguments, words in (
+        (["--methods", "sid,simclear"], "did you mean 'simclr'"),
+        (["--with", "kn"], "did you mean 'knn'"),
+        (["--seeds", "0"], "--seeds 0"),
+        (["--epochs", "0"], "--epochs 0"),
+    ):
+        assert main(["compare", "shapes", "--out", str(tmp_path / "c"), *arguments]) == 1
+        assert words in capsys.readouterr().err
+    assert not (tmp_path / "c").exists()
+
+
+def test_cells_and_tables():
+    rows = [
+        {"method": "a_b", "backbone": "x", "knn": (50.0, 1.25), "minutes": 1234.5, "memory_gb": None, "seeds": 2},
+        {"method": "c", "backbone": "x", "failure": "50 % | broke", "seeds": 0},
+    ]
+    assert cell((50.0, None)) == "50.0"
+    assert "50.0 ± 1.2" in markdown(rows)
+    lines = markdown(rows).splitlines()
+    assert len({line.count("|") for line in lines}) == 1
+    assert r"a\_b" in latex(rows)
+    assert r"50.0 $\pm$ 1.2" in latex(rows)
+    assert r"50 \%" in latex(rows)
+    parsed = list(csv.DictReader(as_csv(rows).splitlines()))
+    assert parsed[0]["knn std"] == "1.25"
+    assert json.loads(parsed[0]["minutes"]) == 1234.5
