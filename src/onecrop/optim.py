@@ -189,7 +189,9 @@ class Lars(torch.optim.Optimizer):
                     ratio = self.TRUST * size / (p.grad.norm() + decay * size)
                     ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)  # a weight or gradient of zeros
                     update = ratio * (p.grad + decay * p)
-                buffer = self.state[p].setdefault("momentum_buffer", torch.zeros_like(p))
+                if "momentum_buffer" not in self.state[p]:
+                    self.state[p]["momentum_buffer"] = torch.zeros_like(p)
+                buffer = self.state[p]["momentum_buffer"]
                 buffer.mul_(group["momentum"]).add_(update)
                 p.sub_(group["lr"] * buffer)
 
@@ -208,7 +210,9 @@ def _sgd(params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_dec
 
 
 def _adamw(params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(params, lr=lr, betas=(momentum, 0.999), weight_decay=weight_decay, fused=True)
+    # capturable: the step is part of a CUDA graph
+    betas = (momentum, 0.999)
+    return torch.optim.AdamW(params, lr=lr, betas=betas, weight_decay=weight_decay, fused=True, capturable=lr.is_cuda)
 
 
 OPTIMIZERS: dict[str, Choice] = {

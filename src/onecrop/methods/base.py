@@ -32,6 +32,10 @@ class Method(nn.Module, ABC):
     backbone: Backbone
     watch: dict[str, Tensor]  # what progress shows beside the terms; set by `forward`, without gradient
 
+    def __init__(self, backbone: Backbone, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.backbone, self.dtype = backbone, dtype  # dtype: of the network's products and of a bank
+
     @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Named loss terms; the objective is their sum."""

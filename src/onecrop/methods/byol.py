@@ -10,11 +10,12 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from onecrop.data import Batch
 from onecrop.losses.contrastive import negative_cosine, pair_accuracy
 from onecrop.methods.base import Method, Settings, augmentation, autocast, move_towards, spread
+from onecrop.nets import two_layers
 from onecrop.nets.backbones import Backbone
 
 
@@ -35,10 +36,10 @@ class Byol(Method):
     def __init__(
         self, settings: ByolSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
     ) -> None:
-        super().__init__()
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype
-        self.projector = _two_layers(backbone.dim, settings.hidden, settings.dim)
-        self.predictor = _two_layers(settings.dim, settings.hidden, settings.dim)
+        super().__init__(backbone, dtype)
+        self.settings = settings
+        self.projector = two_layers(backbone.dim, settings.hidden, settings.dim, norm=True)
+        self.predictor = two_layers(settings.dim, settings.hidden, settings.dim, norm=True)
         self.target_backbone = copy.deepcopy(backbone).requires_grad_(False)
         self.target_projector = copy.deepcopy(self.projector).requires_grad_(False)
         self.augment = augmentation(settings, image_size)
@@ -61,12 +62,3 @@ class Byol(Method):
         momentum = 1 - (1 - self.settings.target_momentum) * ((torch.pi * progress).cos() + 1) / 2
         move_towards(self.target_backbone, self.backbone, momentum)
         move_towards(self.target_projector, self.projector, momentum)
-
-
-def _two_layers(dim_in: int, hidden: int, dim_out: int) -> nn.Sequential:
-    return nn.Sequential(
-        nn.Linear(dim_in, hidden, bias=False),
-        nn.BatchNorm1d(hidden),
-        nn.ReLU(inplace=True),
-        nn.Linear(hidden, dim_out),
-    )

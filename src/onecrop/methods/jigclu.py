@@ -17,6 +17,7 @@ from onecrop.data import Batch
 from onecrop.errors import UserError
 from onecrop.losses.contrastive import cluster_accuracy, patch_clustering
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
+from onecrop.nets import two_layers
 from onecrop.nets.backbones import Backbone, feature_map
 
 
@@ -37,13 +38,11 @@ class Jigclu(Method):
     def __init__(
         self, settings: JigcluSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
     ) -> None:
-        super().__init__()
+        super().__init__(backbone, dtype)
         if image_size % 2:
             raise UserError(f"jigclu cuts pictures in halves: --image-size {image_size} must be even")
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype
-        self.head = nn.Sequential(
-            nn.Linear(backbone.dim, settings.hidden), nn.ReLU(inplace=True), nn.Linear(settings.hidden, settings.dim)
-        )
+        self.settings = settings
+        self.head = two_layers(backbone.dim, settings.hidden, settings.dim)
         self.locate = nn.Linear(backbone.dim, 4)
         self.augment = augmentation(settings, image_size // 2)
 

@@ -11,12 +11,13 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from onecrop.bank import Queue
 from onecrop.data import Batch
 from onecrop.losses.contrastive import info_nce, pair_accuracy
 from onecrop.methods.base import Method, Settings, augmentation, autocast, move_towards, spread
+from onecrop.nets import two_layers
 from onecrop.nets.backbones import Backbone
 
 
@@ -39,11 +40,9 @@ class Moco(Method):
     def __init__(
         self, settings: MocoSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
     ) -> None:
-        super().__init__()
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype
-        self.head = nn.Sequential(
-            nn.Linear(backbone.dim, settings.hidden), nn.ReLU(inplace=True), nn.Linear(settings.hidden, settings.dim)
-        )
+        super().__init__(backbone, dtype)
+        self.settings = settings
+        self.head = two_layers(backbone.dim, settings.hidden, settings.dim)
         self.key_backbone = copy.deepcopy(backbone).requires_grad_(False)
         self.key_head = copy.deepcopy(self.head).requires_grad_(False)
         self.queue = Queue(settings.queue_size, settings.dim, dtype)

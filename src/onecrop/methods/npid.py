@@ -39,8 +39,8 @@ class Npid(Method):
     def __init__(
         self, settings: NpidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
     ) -> None:
-        super().__init__()
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype
+        super().__init__(backbone, dtype)
+        self.settings = settings
         self.head = nn.Linear(backbone.dim, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
         self.register_buffer("normaliser", torch.zeros(()))

@@ -44,8 +44,8 @@ class Sid(Method):
     Settings = SidSettings
 
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
-        super().__init__()
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype  # dtype: of the network and of the bank
+        super().__init__(backbone, dtype)
+        self.settings = settings
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
         self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)

@@ -9,11 +9,12 @@ from typing import Annotated
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from onecrop.data import Batch
 from onecrop.losses.contrastive import nt_xent, pair_accuracy
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
+from onecrop.nets import two_layers
 from onecrop.nets.backbones import Backbone
 
 
@@ -35,11 +36,9 @@ class Simclr(Method):
     def __init__(
         self, settings: SimclrSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
     ) -> None:
-        super().__init__()
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype
-        self.head = nn.Sequential(
-            nn.Linear(backbone.dim, settings.hidden), nn.ReLU(inplace=True), nn.Linear(settings.hidden, settings.dim)
-        )
+        super().__init__(backbone, dtype)
+        self.settings = settings
+        self.head = two_layers(backbone.dim, settings.hidden, settings.dim)
         self.augment = augmentation(settings, image_size)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

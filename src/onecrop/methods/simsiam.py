@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from onecrop.data import Batch
 from onecrop.losses.contrastive import negative_cosine, pair_accuracy
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
-from onecrop.nets import mlp
+from onecrop.nets import mlp, two_layers
 from onecrop.nets.backbones import Backbone
 
 
@@ -34,17 +34,12 @@ class Simsiam(Method):
     def __init__(
         self, settings: SimsiamSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
     ) -> None:
-        super().__init__()
-        self.settings, self.backbone, self.dtype = settings, backbone, dtype
+        super().__init__(backbone, dtype)
+        self.settings = settings
         projector = mlp(backbone.dim, settings.hidden, settings.dim)
         projector[-1] = nn.Linear(settings.hidden, settings.dim, bias=False)  # batch norm follows
         self.projector = nn.Sequential(*projector, nn.BatchNorm1d(settings.dim, affine=False))
-        self.predictor = nn.Sequential(
-            nn.Linear(settings.dim, settings.bottleneck, bias=False),
-            nn.BatchNorm1d(settings.bottleneck),
-            nn.ReLU(inplace=True),
-            nn.Linear(settings.bottleneck, settings.dim),
-        )
+        self.predictor = two_layers(settings.dim, settings.bottleneck, settings.dim, norm=True)
         self.augment = augmentation(settings, image_size)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
