@@ -1,5 +1,6 @@
 """One line that says how far long work has come: rewritten in place on a terminal, appended now and then to a file."""
 
+import shutil
 import sys
 import time
 from typing import Protocol, TextIO
@@ -29,7 +30,8 @@ class Progress:
             return
         self.last = time.monotonic()
         if self.live:
-            self.stream.write(f"\r\x1b[K{line}" + ("\n" if final else ""))
+            width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be rewritten in place
+            self.stream.write(f"\r\x1b[K{line if final else line[:width]}" + ("\n" if final else ""))
         else:
             self.stream.write(line + "\n")
         self.stream.flush()
