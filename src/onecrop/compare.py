@@ -48,7 +48,8 @@ def compare(
         print(f"\n[{number + 1}/{len(members)}] {folder.name}", flush=True)
         try:
             run = pretrain(recipe.override({"out": str(folder)}), resume=True)
-            done = {row["evaluation"] for row in read_json_lines(run / "results.jsonl") if "step" not in row}
+            rows = read_json_lines(run / "results.jsonl")
+            done = {row["evaluation"] for row in rows if "step" not in row and row["data"] == recipe.data}
             missing = tuple(name for name in evaluations if name not in done)
             if missing:
                 evaluate(run, evaluations=missing)

@@ -40,7 +40,7 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
         raise UserError(f"{name} is not a folder: give a folder of images, or one of {', '.join(SOURCES)}")
     else:
         raise unknown("data set (and no such folder)", name, SOURCES)
-    return images
+    return replace(images, name=name)  # as it was asked for: result rows are matched by it
 
 
 class Labelled(NamedTuple):

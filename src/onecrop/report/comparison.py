@@ -49,7 +49,13 @@ def _read(run: Path) -> Row:
     recipe = json.loads((run / "recipe.json").read_text())
     provenance = json.loads((run / "provenance.json").read_text())
     metrics = read_json_lines(run / "metrics.jsonl")
-    results = [r for r in read_json_lines(run / "results.jsonl") if r["of"] == "pretrained" and "step" not in r]
+    results = [
+        r
+        for r in read_json_lines(run / "results.jsonl")
+        if r["of"] == "pretrained"
+        and "step" not in r
+        and r["data"] == recipe["data"]  # not transfers, nor probes on the way
+    ]
     row: Row = {key: recipe[key] for key in ("method", "backbone", "epochs", "seed", "batch_size", "optimizer", "data")}
     row |= {"crops": provenance["crops"], "networks": provenance["networks"], "device": provenance["device"]}
     if (run / FAILURE).exists():
