@@ -5,7 +5,9 @@ from collections.abc import Callable
 from onecrop.errors import unknown
 from onecrop.methods import Settings
 from onecrop.methods.byol import ByolSettings
+from onecrop.methods.jigclu import JigcluSettings
 from onecrop.methods.moco import MocoSettings
+from onecrop.methods.npid import NpidSettings
 from onecrop.methods.sid import SidSettings
 from onecrop.methods.simclr import SimclrSettings
 from onecrop.methods.simsiam import SimsiamSettings
@@ -72,6 +74,17 @@ def moco_small() -> Recipe:
     return _small("moco", MocoSettings(dim=256, queue_size=2048), lr=0.3, batch_size=256)
 
 
+def npid_small() -> Recipe:
+    """NPID on CIFAR, as in its released code: T .1, no proximal term, batch 128."""
+    settings = NpidSettings(temperature=0.1, proximal_weight=0.0)
+    return _small("npid", settings, lr=0.1, weight_decay=5e-4, batch_size=128)
+
+
+def jigclu_small() -> Recipe:
+    """JigClu on CIFAR, with the optimiser of its released code (for ImageNet)."""
+    return _small("jigclu", JigcluSettings(), lr=0.03, batch_size=256)
+
+
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "paper": paper,
@@ -79,6 +92,8 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "moco-small": moco_small,
     "simsiam-small": simsiam_small,
     "byol-small": byol_small,
+    "npid-small": npid_small,
+    "jigclu-small": jigclu_small,
 }
 
 

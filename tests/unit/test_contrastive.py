@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from onecrop.augment import normalise
 from onecrop.bank import Queue
 from onecrop.errors import UserError
 from onecrop.losses.contrastive import (
@@ -97,6 +98,22 @@ def test_stitched_pictures_are_cut_back_in_the_same_order():
     assert pictures.shape == (3, 2, 6, 6)
     assert pictures[1, 0].tolist() == [[4.0] * 3 + [5.0] * 3] * 3 + [[6.0] * 3 + [7.0] * 3] * 3
     assert cut(F.adaptive_avg_pool2d(pictures, 2))[:, 0].tolist() == list(range(12))
+
+
+def test_jigclu_takes_each_patch_from_its_own_corner():
+    """Pictures whose four quarters have their own brightness; corners that do not overlap."""
+    from tests.contract.test_methods import build
+
+    made, loader = build("jigclu", overlap=0.0, jitter_probability=0.0, grey_probability=0.0)
+    batch = loader.batch(0)
+    half = batch.images.shape[-1] // 2
+    for corner in range(4):
+        y, x = corner // 2 * half, corner % 2 * half
+        batch.images[:, :, y : y + half, x : x + half] = 50 * corner
+    patches = made.patches(batch).view(4, 8, 3, half, half)
+    for corner in range(4):
+        expected = normalise(torch.full((1, 3, 1, 1), 50 * corner / 255))
+        torch.testing.assert_close(patches[corner], expected.expand_as(patches[corner]), rtol=0, atol=1e-4)
 
 
 def test_jigclu_refuses_an_odd_size():

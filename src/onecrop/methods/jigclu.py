@@ -26,7 +26,7 @@ class JigcluSettings(Settings):
     dim: Annotated[int, "length of a patch's feature"] = 128
     hidden: Annotated[int, "width of the head"] = 2048
     temperature: Annotated[float, "of the softmax over the batch's patches"] = 0.3
-    overlap: Annotated[float, "by how much the corners overlap, as a share of the crop"] = 0.3
+    overlap: Annotated[float, "by how much a corner reaches over the middle, as a share of the picture"] = 0.3
     location_weight: Annotated[float, "weight of the location term"] = 1.0
 
 
@@ -63,18 +63,15 @@ class Jigclu(Method):
         }
 
     def patches(self, batch: Batch) -> Tensor:
-        """One crop an image; from each of its overlapping corners a patch of half its side, recoloured on its own."""
-        draw = batch.draws.uniform("crop", 2 * CROP_TRIES + 2)
-        scale, ratio = self.augment.scale, self.augment.ratio
-        top, left, height, width = crop_boxes(draw, batch.aspect, batch.images.shape[-1], scale, ratio).unbind(1)
-        slack = self.settings.overlap / 2
+        """From each of the picture's overlapping corners a random crop, recoloured on its own -> [4B, 3, S/2, S/2]."""
+        stored = batch.images.shape[-1]
+        side = min(stored, round((0.5 + self.settings.overlap) * stored))  # of a corner
         out = []
         for corner in range(4):
-            down, right = divmod(corner, 2)
-            free = batch.draws.uniform(f"corner {corner}", 2)
-            y = top + height * ((0.5 - slack) * down + slack * free[:, 0])
-            x = left + width * ((0.5 - slack) * right + slack * free[:, 1])
-            boxes = torch.stack([y, x, height / 2, width / 2], dim=1)
+            draw = batch.draws.uniform(f"corner {corner}", 2 * CROP_TRIES + 2)
+            boxes = crop_boxes(draw, batch.aspect, side, self.augment.scale, self.augment.ratio)
+            boxes[:, 0] += corner // 2 * (stored - side)
+            boxes[:, 1] += corner % 2 * (stored - side)
             out.append(self.augment.recolour(batch.images, boxes, batch.draws, f"patch {corner}"))
         return torch.cat(out)
 
