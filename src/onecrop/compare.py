@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onecrop.errors import UserError, unknown
+from onecrop.errors import RecipeError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import read_json_lines, write_atomically
 from onecrop.methods import METHODS
@@ -54,11 +54,11 @@ def compare(
             if missing:
                 evaluate(run, evaluations=missing)
             (folder / FAILURE).unlink(missing_ok=True)
+        except RecipeError:  # a mistake of the call, not a failure of the method
+            raise
         except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
             reason = " ".join(str(error).split())[:300]
             print(f"{folder.name} failed: {reason}", flush=True)
-            if recipe_is_another(error):
-                raise
             write_atomically(folder / FAILURE, reason.encode())
         table = write_comparison(out)
     return table
@@ -69,8 +69,3 @@ def member(base: Recipe, method: str, overrides: dict[str, Any]) -> Recipe:
     recipe = named(f"{method}-small") if f"{method}-small" in RECIPES else Recipe(method=method)
     shared = {"data": base.data, "data_dir": base.data_dir, "subset": base.subset, "epochs": base.epochs}
     return recipe.override({**shared, "batch_size": base.batch_size, "image_size": base.image_size, **overrides})
-
-
-def recipe_is_another(error: Exception) -> bool:
-    """A folder begun with other settings is a mistake of the call, not a failure of the method."""
-    return isinstance(error, UserError) and "was begun with" in str(error)

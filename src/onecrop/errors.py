@@ -8,6 +8,10 @@ class UserError(ValueError):
     """Something the user can mend. The message names the thing and the remedy in one sentence."""
 
 
+class RecipeError(UserError):
+    """A run folder was begun with another recipe than the one that is asked for now."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no table: nearest valid name first, then all of them."""
     names = sorted(known)

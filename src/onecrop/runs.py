@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from onecrop.device import describe
-from onecrop.errors import UserError
+from onecrop.errors import RecipeError, UserError
 from onecrop.files import append_json_line, read_json_lines, write_atomically, write_json
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe, flag
@@ -65,7 +65,7 @@ class Run:
 
     def refuse_changes(self, recipe: Recipe) -> None:
         for name, (was, now) in self.recipe().changed(recipe).items():
-            raise UserError(
+            raise RecipeError(
                 f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
                 "resume it as it was, or choose another --out"
             )

@@ -113,8 +113,7 @@ class Training:
             self.run.say(f"bank calibrated, data loaded in {self._since(started):.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
-        self.forecast = forecast_memory(self.method, self.loader, self.image_size, self.dtype)
-        self.run.say(describe_memory(self.forecast))
+        self.run.say(describe_memory(forecast_memory(self.method, self.loader, self.image_size, self.dtype)))
         self.progress = Progress()
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()
@@ -150,9 +149,9 @@ class Training:
 
     def _expect(self, seconds: float) -> None:
         """Say how long the run will take, from the first steps at full speed."""
-        self.expected = seconds / TIMED_STEPS * self.total_steps
+        whole = duration(seconds / TIMED_STEPS * self.total_steps)
         rate = TIMED_STEPS * self.recipe.batch_size / seconds
-        self.run.say(f"time to expect: {duration(self.expected)} for {self.recipe.epochs} epochs, {rate:,.0f} images/s")
+        self.run.say(f"time to expect: {whole} for {self.recipe.epochs} epochs, {rate:,.0f} images/s")
 
     def _since(self, moment: float) -> float:
         if self.device.type == "cuda":

@@ -41,6 +41,13 @@ def test_compare_writes_one_table_and_goes_on_where_it_stopped(tmp_path, capsys)
     assert table(out) == rows
     assert "| pid |" in capsys.readouterr().out
 
+    capsys.readouterr()
+    assert (
+        main([*arguments, "--momentum", "0.8"]) == 1
+    )  # other settings in the same folder: a mistake, not a failed member
+    assert "--momentum 0.9, not 0.8" in capsys.readouterr().err
+    assert table(out) == rows
+
 
 def test_a_failed_member_says_why_and_the_others_go_on(tmp_path):
     small = [a if a != "16" else "17" for a in SMALL]  # an odd size: jigclu cannot
