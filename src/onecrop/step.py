@@ -27,6 +27,7 @@ class TrainStep:
         self.sums: dict[str, Tensor] = {}  # of terms and watched values since the last reset, on the device
         self.forward: Callable[..., dict[str, Tensor]] = method
         if fast:
+            torch.compiler.reset()  # of an earlier run in this process: the compiler keeps a limited number of variants
             self.forward = torch.compile(method, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.taken = 0

@@ -19,6 +19,7 @@ from onecrop.losses.contrastive import info_nce, pair_accuracy
 from onecrop.methods.base import Method, Settings, augmentation, autocast, move_towards, spread
 from onecrop.nets import two_layers
 from onecrop.nets.backbones import Backbone
+from onecrop.nets.norms import norm_in_groups
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Moco(Method):
         super().__init__(backbone, dtype)
         self.settings = settings
         self.head = two_layers(backbone.dim, settings.hidden, settings.dim)
-        self.key_backbone = copy.deepcopy(backbone).requires_grad_(False)
+        self.key_backbone = norm_in_groups(copy.deepcopy(backbone), settings.norm_groups).requires_grad_(False)
         self.key_head = copy.deepcopy(self.head).requires_grad_(False)
         self.queue = Queue(settings.queue_size, settings.dim, dtype)
         self.augment = augmentation(settings, image_size)
@@ -65,8 +66,7 @@ class Moco(Method):
 
     def keys(self, x: Tensor, batch: Batch) -> Tensor:
         order = batch.draws.uniform("shuffle", 1)[:, 0].argsort()
-        groups = x[order].tensor_split(min(self.settings.norm_groups, len(x) // 2))
-        shuffled = torch.cat([self.key_head(self.key_backbone(group)) for group in groups])
+        shuffled = self.key_head(self.key_backbone(x[order]))
         return F.normalize(shuffled[order.argsort()].float(), dim=1)
 
     def after_step(self, progress: Tensor) -> None:
