@@ -33,14 +33,22 @@ def orthogonalise(matrices: Tensor) -> Tensor:
     Of 2048 equal ones that makes .39 each; the Frobenius norm would make .02 and take a step more.
     Rows and columns of zeros stay zeros, so matrices of several shapes can share a batch.
     """
-    x = matrices / (matrices.norm(dim=(1, 2), keepdim=True) + 1e-7)
+    x = matrices
     one = torch.eye(x.shape[1], dtype=x.dtype, device=x.device)
     for step, (a, b, c) in enumerate(QUINTICS):
         gram = torch.bmm(x, x.mT)
         square = torch.bmm(gram, gram)
-        scale = 1 / (square.norm(dim=(1, 2), keepdim=True) + 1e-30) ** 0.25 if step == 0 else 1.0
-        x = torch.bmm(scale * (a * one + b * scale**2 * gram + c * scale**4 * square), x)
+        scale = _inverse_bound(gram, square) if step == 0 else 1.0
+        x = torch.bmm((scale * (a * one + b * scale**2 * gram + c * scale**4 * square)).to(x.dtype), x)
     return x
+
+
+def _inverse_bound(gram: Tensor, square: Tensor) -> Tensor:
+    """1 / ‖square‖^¼ -> [K, 1, 1], by way of the trace: σ⁸ of a small gradient is no number of 32 bits."""
+    wide = torch.promote_types(gram.dtype, torch.float32)
+    trace = gram.diagonal(dim1=1, dim2=2).sum(1, dtype=wide)[:, None, None] + 1e-15
+    bound = trace.sqrt() * (square / trace**2).norm(dim=(1, 2), keepdim=True) ** 0.25
+    return 1 / (bound + 1e-12)
 
 
 class Muon(torch.optim.Optimizer):
@@ -75,7 +83,7 @@ class Muon(torch.optim.Optimizer):
             if group["matrices"]:
                 batches = _batches(params)
                 stacks = _fused(_stack_updates)(batches, params, grads, buffers, group["momentum"])
-                _orthogonalise_in_parallel(stacks)
+                stacks = _orthogonalise_in_parallel(stacks)
                 _fused(_subtract)(batches, params, stacks, group["lr"], group["weight_decay"])
             else:
                 torch._foreach_mul_(buffers, group["momentum"])
@@ -138,22 +146,21 @@ def _subtract(batches: list[list[int]], params: list[Tensor], stacks: list[Tenso
             p.copy_(p * (1 - lr * decay) - lr * max(1, rows / columns) ** 0.5 * update)
 
 
-def _orthogonalise_in_parallel(stacks: list[Tensor]) -> None:
-    """In place; on a GPU each stack on a stream of its own: the small ones fit beside the large one."""
+def _orthogonalise_in_parallel(stacks: list[Tensor]) -> list[Tensor]:
+    """On a GPU each stack on a stream of its own: the small ones fit beside the large one."""
     if not stacks[0].is_cuda:
-        for stack in stacks:
-            stack.copy_(orthogonalise(stack))
-        return
+        return [orthogonalise(stack) for stack in stacks]
     fused = _compiled(orthogonalise)
     current = torch.cuda.current_stream()
     streams = [current, *(torch.cuda.Stream() for _ in stacks[1:])]
-    for stream in streams[1:]:
-        stream.wait_stream(current)
+    done = []
     for stream, stack in zip(streams, stacks, strict=True):
+        stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            stack.copy_(fused(stack))
+            done.append(fused(stack))
     for stream in streams[1:]:
         current.wait_stream(stream)
+    return done
 
 
 @cache

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+POLL_SECONDS = 5e-4  # how often a wait for data looks whether the device has run dry
 AHEAD = 3  # batches gathered before they are asked for
 
 
@@ -51,14 +52,26 @@ class Reader:
         for ahead in range(step, step + AHEAD):
             if ahead not in self.pending:
                 self.pending[ahead] = self.pool.submit(self._gather, ahead)
-        started = time.monotonic()
-        slot = self.pending.pop(step).result()
-        self.seconds_waited += time.monotonic() - started
         current = torch.cuda.current_stream()
+        slot = self._wait(self.pending.pop(step), current.record_event())
         current.wait_event(slot.copied)
         images.copy_(slot.on_device)
         index.copy_(slot.index_on_device)
         slot.copied.record(current)  # from now on: the event after which the slot may be written again
+
+    def _wait(self, future: Future[_Slot], busy: torch.cuda.Event) -> _Slot:
+        """The time counts from when the device has nothing left to do: before that the host is only ahead of it."""
+        idle_since = None
+        while True:
+            try:
+                slot = future.result(timeout=POLL_SECONDS)
+                break
+            except TimeoutError:
+                if idle_since is None and busy.query():
+                    idle_since = time.monotonic()
+        if idle_since is not None:
+            self.seconds_waited += time.monotonic() - idle_since
+        return slot
 
     def _gather(self, step: int) -> _Slot:
         slot = self.slots[step % AHEAD]
