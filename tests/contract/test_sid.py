@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 from onecrop.augment import CutMix
 from onecrop.losses import instance_loss
+from onecrop.losses.instance import Relation
 from tests.contract.test_methods import build
 
 
@@ -94,3 +95,26 @@ def test_collapse_shows_in_spread():
     made(loader.batch(1))
     assert healthy > 0.2
     assert made.watch["spread"].item() == pytest.approx(0, abs=1e-5)
+
+
+def test_the_relation_starts_grows_and_is_saved():
+    made, _ = build(relation=0.6, relation_start=0.2)
+    weights = []
+    for progress in (0.1, 0.2, 0.25, 0.3, 1.0):
+        made.after_step(torch.tensor(progress))
+        weights.append(made.relation_weight.item())
+    assert weights == pytest.approx([0.0, 0.0, 0.3, 0.6, 0.6])
+    assert made.state_dict()["relation_weight"] == pytest.approx(0.6)
+
+
+def test_the_relation_reads_the_bank_before_it_is_written():
+    made, loader = build(relation=0.6, cutmix=0, kl="none")
+    made.after_step(torch.tensor(1.0))
+    batch, before = loader.batch(0), made.bank.weight.clone()
+    z = made.features(made.augment(batch.images, batch.aspect, batch.draws))
+    relation = Relation(0.6, 0.1)
+    expected = instance_loss(z, before, batch.index, temperature=0.2, kl_temperature=1.0, kl="none", relation=relation)
+    plain = instance_loss(z, before, batch.index, temperature=0.2, kl_temperature=1.0, kl="none")
+    got = made(batch)["cross_entropy"]
+    torch.testing.assert_close(got, expected.cross_entropy)
+    assert (got - plain.cross_entropy).abs() > 1e-3

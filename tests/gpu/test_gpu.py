@@ -37,10 +37,15 @@ def make(fast, optimizer="sgd", precision="bfloat16", count=2000, **settings):
     return method, TrainStep(method, chosen, loader, seed=0, fast=fast)
 
 
+SETTINGS = {
+    "default": {},
+    "sampled": {"sampled_rows": 500, "kl": "none", "cutmix": 0.0},
+    "relation": {"relation": 0.5, "relation_start": 0.0},
+}
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(
-    "settings", [{}, {"sampled_rows": 500, "kl": "none", "cutmix": 0.0}], ids=["default", "sampled"]
-)
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 def test_compiled_and_captured_equals_eager(optimizer, settings):
     sums, banks = [], []
     for fast in (False, True):
@@ -104,6 +109,31 @@ def test_fused_loss_equals_float64(monkeypatch, dense, kl_weight, dtype):
     assert error < 3 * close
 
 
+@pytest.mark.parametrize(("batch", "count", "dim"), [(512, 50_001, 256), (48, 3001, 32), (200, 700, 128)])
+@pytest.mark.parametrize("kl", ["sqrt", "none"])
+def test_the_sweep_over_short_rows_equals_float64(batch, count, dim, kl):
+    """Loss, gradient and relation in kernels that store no cosine, CutMix included."""
+    torch.manual_seed(0)
+    rows = F.normalize(torch.randn(count, dim, device=CUDA), dim=1).bfloat16()
+    from onecrop.losses import sweep
+
+    assert sweep.takes(rows, 0.1)
+    target = torch.randperm(count, device=CUDA)[:batch]
+    z = F.normalize(rows[target].float() + 0.1 * torch.randn(batch, dim, device=CUDA), dim=1).bfloat16().float()
+    z.requires_grad_()
+    more = {"temperature": 0.2, "kl_temperature": 0.7, "mixed_target": target.roll(1), "mix": 0.7, "kl": kl}
+    exact_z = z.detach().double().requires_grad_()
+    exact = instance_loss(exact_z, rows.double(), target, relation=instance.Relation(0.5, 0.1), **more)
+    fused = instance_loss(z, rows, target, kl_weight=20.0, relation=instance.Relation(0.5, 0.1), **more)
+    for out in (exact, fused):
+        (out.cross_entropy + 20.0 * out.sqrt_kl).backward()
+    assert fused.cross_entropy.item() == pytest.approx(exact.cross_entropy.item(), rel=1e-4)
+    assert fused.sqrt_kl.item() == pytest.approx(exact.sqrt_kl.item(), rel=1e-3, abs=1e-6)
+    assert fused.accuracy.item() == pytest.approx(exact.accuracy.item(), abs=0.01)
+    torch.testing.assert_close(fused.batch_probabilities.double(), exact.batch_probabilities, rtol=0.01, atol=1e-9)
+    assert (z.grad - exact_z.grad).norm() / exact_z.grad.norm() < 6e-3
+
+
 def test_streamed_loss_needs_little_memory():
     """512 images against 400,000 rows: a dense logit matrix alone would be 0.8 GB."""
     rows = F.normalize(torch.randn(400_000, 128, device=CUDA, dtype=torch.bfloat16), dim=1)
@@ -140,6 +170,7 @@ def test_waiting_for_data_is_counted_only_while_the_device_is_idle(monkeypatch, 
     if slow:
         gather = loader._reader._gather
         monkeypatch.setattr(loader._reader, "_gather", lambda step: (time.sleep(0.05), gather(step))[1])
+    operand @ operand  # loads the library
     torch.cuda.synchronize()
     started = time.monotonic()
     for step in range(10):

@@ -37,8 +37,38 @@ print("equal")
 """
 
 
+SWEEP = """
+import torch
+import torch.nn.functional as F
+from onecrop.losses import instance, sweep
+
+torch.manual_seed(0)
+for batch, count, dim in ((3, 700, 32), (70, 64, 64), (130, 333, 32)):  # tiles and parts that do not divide
+    z, rows = (F.normalize(torch.randn(n, dim), dim=1) for n in (batch, count))  # its bfloat16 is broken
+    target = torch.randperm(count)[:batch] if batch <= count else torch.arange(batch) % count
+    c = z @ rows.T
+    best, sums = torch.full((batch,), instance.LEFT_OUT), torch.zeros(4, batch)
+    nearest = torch.zeros(batch, dtype=torch.int64)
+    instance._add_statistics(c, 0, best, nearest, sums, 0.2, 0.7)
+    plain = instance._normalisers(best, sums, 0.2, 0.7)
+    other, sums = sweep.statistics(z, rows, target, 0.2, 0.7)
+    fused = instance._normalisers(torch.ones(batch), sums, 0.2, 0.7)
+    for a, b in zip(plain, fused, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(other, c.scatter(1, target[:, None], -2.0).amax(1), rtol=1e-4, atol=1e-4)
+    for slope, weight in ((0.5, 20.0), (None, None)):
+        expected = instance._slopes(c, plain, 0.2, 0.7, slope, weight, torch.float32)[0] @ rows
+        dz = sweep.gradient(z, rows, plain, 0.2, 0.7, 0.0 if slope is None else slope * weight / 0.7)
+        assert (dz - expected).norm() < 1e-4 * expected.norm()
+    expected = instance.related(rows.double(), target, 0.1, None, torch.float64)
+    assert (sweep.relation(rows[target], rows, target, 0.1) - expected).norm() < 1e-4 * expected.norm()
+print("equal")
+"""
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this build of torch comes without Triton")
-def test_fused_kernels_equal_the_plain_form():
+@pytest.mark.parametrize("check", [CHECK, SWEEP], ids=["element-wise", "sweep"])
+def test_fused_kernels_equal_the_plain_form(check):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    done = subprocess.run([sys.executable, "-c", CHECK], env=environment, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "equal", done.stderr

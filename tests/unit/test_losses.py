@@ -7,6 +7,7 @@ import torch
 from torch.autograd import gradcheck
 
 from onecrop.losses import instance, instance_cross_entropy, instance_loss, sqrt_kl
+from onecrop.losses.instance import Relation
 
 B, N, D, T, T_KL = 5, 23, 7, 0.2, 0.7
 TARGET = torch.tensor([3, 0, 22, 7, 11])
@@ -100,6 +101,40 @@ def test_instance_loss_equals_the_loop(z, rows, mixed, masked):
     (got_kl,) = torch.autograd.grad(out.sqrt_kl, z)
     torch.testing.assert_close(got_ce, dz_ce, rtol=0, atol=1e-12)
     torch.testing.assert_close(got_kl, dz_kl, rtol=0, atol=1e-12)
+
+
+@pytest.mark.usefixtures("block")
+@pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
+def test_relation_equals_the_loop(z, rows, masked):
+    """The target is (1 − a)·(mixed own rows) + a·softmax over k ≠ i of w_i·w_k / T_rel, duplicates left out."""
+    a, t_rel, mix = 0.3, 0.1, [0.9, 0.5, 0.75, 0.6, 1.0]
+    partner = TARGET.roll(1)
+    left_out = {(0, 1), (0, 2), (1, 21), (4, 4)} if masked else set()
+    mask = torch.zeros(B, N, dtype=torch.bool)
+    for i, k in left_out:
+        mask[i, k] = True
+    value, gradient = 0.0, []
+    for i in range(B):
+        keep = [k for k in range(N) if (i, k) not in left_out]
+        p = dict(zip(keep, softmax([float(rows[k] @ z[i].detach()) / T for k in keep]), strict=True))
+        others = [k for k in keep if k != TARGET[i]]
+        r = dict(zip(others, softmax([float(rows[TARGET[i]] @ rows[k]) / t_rel for k in others]), strict=True))
+        y = {k: a * r.get(k, 0.0) for k in keep}
+        y[int(TARGET[i])] += (1 - a) * mix[i]
+        y[int(partner[i])] += (1 - a) * (1 - mix[i])
+        value -= sum(y[k] * math.log(p[k]) for k in keep) / B
+        gradient.append(sum((p[k] - y[k]) / T * rows[k] for k in keep) / B)
+    out = run(
+        z,
+        rows,
+        mixed_target=partner,
+        mix=torch.tensor(mix, dtype=torch.float64),
+        mask=mask if masked else None,
+        relation=Relation(torch.tensor(a, dtype=torch.float64), t_rel),
+    )
+    assert out.cross_entropy.item() == pytest.approx(value, abs=1e-12)
+    (got,) = torch.autograd.grad(out.cross_entropy, z)
+    torch.testing.assert_close(got, torch.stack(gradient), rtol=0, atol=1e-12)
 
 
 @pytest.mark.usefixtures("block")

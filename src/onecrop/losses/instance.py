@@ -7,6 +7,7 @@
     CE      = lse(s) − s_i                                       under CutMix: lse(s) − μ·s_a − (1 − μ)·s_b
     SqrtKL  = KL(π ‖ u),  u = softmax(q/2) ∝ √π, held constant:  ½E − lse(q) + lse(q/2),  E = Σ π_k q_k
     L1, L2  = Σ π log π,  −Σ π log u                             their sum is SqrtKL
+    relation  r = softmax over k ≠ i of w_i·w_k / T_rel, a soft target from the bank itself: y becomes (1 − a)·y + a·r
     ∂CE/∂s_k = p_k − y_k        ∂SqrtKL/∂q_k = ½·π_k(q_k − E)    ∂L1 = 2·∂SqrtKL,  ∂L2 = −∂SqrtKL
 
 The closed forms above are values only: differentiating them would send a gradient through u, which is a constant.
@@ -29,6 +30,11 @@ DENSE_ELEMENTS = 2**26
 BLOCK_ELEMENTS = 2**24
 # The cosine of a row that is left out: its exponential is 0, and no difference of two turns into nan as with −inf.
 LEFT_OUT = -1e30
+
+
+class Relation(NamedTuple):
+    weight: Tensor | float  # [] a, the share of the soft target
+    temperature: float  # T_rel, at least .02
 
 
 class InstanceLoss(NamedTuple):
@@ -62,6 +68,7 @@ def instance_loss(
     mixed_target: Tensor | None = None,  # [B] row of the image that was pasted in
     mix: Tensor | float = 1.0,  # [] or [B] weight of `target` against `mixed_target`
     mask: Tensor | None = None,  # bool [N] or [B, N]: rows left out (duplicates); never an image's own
+    relation: Relation | None = None,  # neighbours of the image's own row as part of the target
 ) -> InstanceLoss:
     """Both losses over all rows. Works out dz in its forward pass and keeps only that, so that the rows may be written
     before `backward`.
@@ -77,7 +84,10 @@ def instance_loss(
         own = rows[target].to(z.dtype)  # [B, D]
         weight = mix.to(z.dtype).expand(len(z)) if isinstance(mix, Tensor) else z.new_full((len(z),), mix)
         mixture = torch.lerp(rows[mixed_target].to(z.dtype), own, weight[:, None])
-        normalisers, nearest, dz = _read(constant, rows, mask, temperature, kl_temperature, kl, kl_weight)
+        if relation is not None:
+            share = torch.as_tensor(relation.weight, dtype=z.dtype, device=z.device)
+            mixture = torch.lerp(mixture, related(rows, target, relation.temperature, mask, z.dtype), share)
+        normalisers, hit, dz = _read(constant, rows, target, mask, temperature, kl_temperature, kl, kl_weight)
         lse_s, lse_q, lse_half, mean_q = normalisers
         # dz[0]: Σ_k p_k·w_k / T, to which the targets are added; dz[1], where apart: that of the KL term
         dz[0].sub_(mixture, alpha=1 / temperature)
@@ -85,7 +95,7 @@ def instance_loss(
         cross_entropy = (lse_s - (constant * mixture).sum(-1) / temperature).mean()
         l1, l2 = mean_q - lse_q, lse_half - mean_q / 2
         kl_value = {"sqrt": l1 + l2, "l1": l1, "l2": l2, "none": torch.zeros_like(l1)}[kl].mean()
-        accuracy = (nearest == target).to(z.dtype).mean()
+        accuracy = hit.to(z.dtype).mean()
         batch_probabilities = (constant @ own.T / temperature - lse_s[:, None]).exp()  # [B, B]
         if mask is not None:
             batch_probabilities = batch_probabilities.masked_fill(mask[..., target], 0)
@@ -98,16 +108,32 @@ def instance_loss(
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # on a GPU its kernels are already fused; a compiler would only unroll the blocks
 def _read(
-    z: Tensor, rows: Tensor, mask: Tensor | None, t: float, t_kl: float, kl: str, kl_weight: float | None
+    z: Tensor,
+    rows: Tensor,
+    target: Tensor,
+    mask: Tensor | None,
+    t: float,
+    t_kl: float,
+    kl: str,
+    kl_weight: float | None,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor, list[Tensor]]:
-    """-> (lse(s), lse(q), lse(q/2), E), nearest row, and Σ_k (∂/∂c_k)·w_k: of both terms as one, or of each."""
+    """-> (lse(s), lse(q), lse(q/2), E); is the own row the nearest; Σ_k (∂/∂c_k)·w_k of both terms, or of each."""
+    if z.is_cuda and mask is None and (kl == "none" or kl_weight is not None):
+        from onecrop.losses import sweep
+
+        if sweep.takes(rows, t, t_kl):
+            operand = z.to(rows.dtype)
+            best, sums = sweep.statistics(operand, rows, target, t, t_kl)
+            normalisers = _normalisers(torch.ones_like(best), sums, t, t_kl)
+            factor = KL_SLOPE[kl] / t_kl * (kl_weight or 0.0)
+            hit = (operand.float() * rows[target].float()).sum(-1) > best
+            return normalisers, hit, [sweep.gradient(operand, rows, normalisers, t, t_kl, factor)]
     if z.is_cuda and z.dtype == torch.float32:
         from onecrop.losses.kernels import add_statistics, slopes
     else:
         add_statistics, slopes = _add_statistics, _slopes
-    dense = len(z) * len(rows) <= DENSE_ELEMENTS
-    width = len(rows) if dense else max(1, BLOCK_ELEMENTS // len(z))
-    blocks = [slice(start, min(start + width, len(rows))) for start in range(0, len(rows), width)]
+    blocks = _blocks(len(z), len(rows))
+    dense = len(blocks) == 1
 
     operand = z.to(rows.dtype)
 
@@ -128,7 +154,39 @@ def _read(
         parts = slopes(c, normalisers, t, t_kl, slope, kl_weight, rows.dtype)
         parts = [_product(part, rows[block], z.dtype) for part in parts]
         dz = [total.add_(part) for total, part in zip(dz, parts, strict=True)] if dz else parts
-    return normalisers, nearest, dz
+    return normalisers, nearest == target, dz
+
+
+def _blocks(batch: int, num_rows: int) -> list[slice]:
+    """The bank in blocks of rows: one, where all cosines may be held at a time."""
+    width = num_rows if batch * num_rows <= DENSE_ELEMENTS else max(1, BLOCK_ELEMENTS // batch)
+    return [slice(start, min(start + width, num_rows)) for start in range(0, num_rows, width)]
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
+@torch.no_grad()
+def related(rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel: the neighbours of each own row -> [B, D] in `dtype`.
+
+    Cosines of unit rows are at most 1: exponentials relative to that add up from block to block.
+    """
+    own = rows[target]
+    if own.is_cuda and mask is None:
+        from onecrop.losses import sweep
+
+        if sweep.takes(rows, t):
+            return sweep.relation(own, rows, target, t).to(dtype)
+    total, out = torch.zeros(len(own), dtype=dtype, device=own.device), torch.zeros_like(own, dtype=dtype)
+    for block in _blocks(len(own), len(rows)):
+        c = _product(own, rows[block].T, dtype)
+        place = torch.arange(block.start, block.stop, device=own.device)
+        left_out = place == target[:, None]
+        if mask is not None:
+            left_out = left_out | mask[..., block]
+        e = ((c - 1) / t).exp().masked_fill_(left_out, 0)
+        total += e.sum(-1)
+        out += _product(e, rows[block], dtype)
+    return out / total[:, None]
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

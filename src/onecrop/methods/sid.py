@@ -17,10 +17,12 @@ from onecrop.bank import MemoryBank, corrected_direction
 from onecrop.data import Batch, Loader
 from onecrop.draws import Draws
 from onecrop.losses import instance_loss
-from onecrop.losses.instance import KL
+from onecrop.losses.instance import KL, Relation
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
 from onecrop.nets import mlp
 from onecrop.nets.backbones import Backbone
+
+RELATION_RISE = 0.1  # of the run
 
 
 @dataclass(frozen=True)
@@ -36,18 +38,24 @@ class SidSettings(Settings):
     bank_momentum: Annotated[float, "m"] = 0.5
     sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
     cutmix: Annotated[float, "α of Beta(α, α); 0 switches it off"] = 0.5
+    # beyond the paper: neighbours in the bank as soft targets
+    relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
+    relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
+    relation_start: Annotated[float, "share of the run before it; it grows over a tenth of the run"] = 0.05
 
 
 class Sid(Method):
     """single-branch instance discrimination: the paper's method"""
 
     Settings = SidSettings
+    relation_weight: Tensor  # [] the relation's share in this step; on the device, and saved
 
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
         super().__init__(backbone, dtype)
         self.settings = settings
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
+        self.register_buffer("relation_weight", torch.zeros(()))
         self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
 
     def features(self, x: Tensor) -> Tensor:
@@ -71,6 +79,7 @@ class Sid(Method):
             kl_weight=s.kl_weight,
             mixed_target=None if partner is None else own[partner],
             mix=mix,
+            relation=Relation(self.relation_weight, s.relation_temperature) if s.relation else None,
         )
         probabilities = out.batch_probabilities if s.update == "corrected" else None
         self.bank.update(batch.index, z.detach(), probabilities)  # written after it was read
@@ -89,6 +98,12 @@ class Sid(Method):
         sampled = keys.topk(count, largest=False, sorted=False).indices
         rows = self.bank.rows(torch.cat([index, sampled]))  # [B + K, D]
         return rows, torch.arange(len(index), device=index.device)
+
+    def after_step(self, progress: Tensor) -> None:
+        """The relation's weight for the next step: 0 up to its start, then rising linearly over a tenth of the run."""
+        if self.settings.relation:
+            risen = ((progress - self.settings.relation_start) / RELATION_RISE).clamp(0, 1)
+            self.relation_weight.copy_(self.settings.relation * risen)
 
     @torch.no_grad()
     def prepare(self, loader: Loader) -> None:
