@@ -44,7 +44,7 @@ def compare(
         for seed in range(seeds)
     ]
     for number, recipe in enumerate(members):
-        folder = out / f"{recipe.method}-{recipe.backbone}-{recipe.seed}"
+        folder = out / f"{recipe.method}-{recipe.backbone.replace('/', '-')}-{recipe.seed}"
         print(f"\n[{number + 1}/{len(members)}] {folder.name}", flush=True)
         try:
             run = pretrain(recipe.override({"out": str(folder)}), resume=True)

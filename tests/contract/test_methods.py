@@ -20,14 +20,14 @@ CPU = torch.device("cpu")
 SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}
 
 
-def build(method="sid", backbone="tiny", **changes):
+def build(method="sid", backbone="tiny", given=None, **changes):
     images = load("shapes", request=Request(subset=50, image_size=16))
     recipe = Recipe(data="shapes", method=method, backbone=backbone, batch_size=8)
     known = hints(type(recipe.settings))
     recipe = recipe.override({**{k: v for k, v in SMALL.items() if k in known}, **changes})
     recipe = resolve(recipe, images, CPU)
     loader = Loader(images, 8, CPU, seed=0)
-    made = build_method(recipe, len(images))
+    made = build_method(recipe, len(images), given)
     made.prepare(loader)
     return made.train(), loader
 
