@@ -17,7 +17,7 @@ from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, tune
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, run_probe
-from onecrop.forecast import describe_memory, forecast_memory
+from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
 from onecrop.nets.backbones import choose_stem, module_name
@@ -46,6 +46,7 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
         return run.folder
     images = load(recipe.data, "train", recipe.request())
     recipe = resolve(recipe, images, device)
+    need_memory(recipe, len(images), device)
     sets = None
     if recipe.probe_every:
         sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels

@@ -50,6 +50,10 @@ class Sid(Method):
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
         self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
 
+    @classmethod
+    def tables(cls, settings: SidSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+        return {"bank": num_images * settings.dim * dtype.itemsize}
+
     def features(self, x: Tensor) -> Tensor:
         with autocast(x, self.dtype):
             features = self.head(self.backbone(x.contiguous(memory_format=torch.channels_last)))
