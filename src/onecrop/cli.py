@@ -110,7 +110,7 @@ def compare_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--out", default="runs/compare", help="folder of the runs and the table [runs/compare]")
-    group = parser.add_argument_group("fields of every recipe")
+    group = parser.add_argument_group("fields of every recipe (default: as in each method's own)")
     for name, hint in hints(Recipe).items():
         if name not in ("data", "out", "method", "backbone", "settings"):
             wanted, text = describe_hint(hint)
