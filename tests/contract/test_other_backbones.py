@@ -13,7 +13,6 @@ from onecrop.cli import main
 from onecrop.nets import build_backbone
 from onecrop.nets.backbones import feature_map
 from onecrop.recipe import Recipe
-from onecrop.step import TrainStep
 from tests.contract.test_methods import build, objective
 
 SMALL = "--subset 128 --image-size 16 --batch-size 64 --epochs 1".split()
@@ -140,21 +139,12 @@ def test_a_module_from_python(own, small_recipe, capsys):
 
 
 @pytest.mark.parametrize("stopped", [0, 3])
-def test_a_module_resumes_to_the_same_bits(own, small_recipe, tmp_path, monkeypatch, stopped):
+def test_a_module_resumes_to_the_same_bits(own, small_recipe, tmp_path, killed_at, stopped):
     """Also where the kill came before the first checkpoint."""
     whole = pretrain(small_recipe.override({"out": str(tmp_path / "whole")}), backbone=own)
-    honest = TrainStep.__call__
-
-    def killed(self, step, lr, progress):
-        if step == stopped:
-            raise MemoryError
-        honest(self, step, lr, progress)
-
     recipe = small_recipe.override({"checkpoint_seconds": 0.0})
-    monkeypatch.setattr(TrainStep, "__call__", killed)
-    with pytest.raises(MemoryError):
+    with killed_at(stopped):
         pretrain(recipe, backbone=own)
-    monkeypatch.setattr(TrainStep, "__call__", honest)
     assert main(["pretrain", "--out", recipe.out, "--resume"]) == 1  # the command line has no object to give
     with pytest.raises(UserError, match="--backbone module/Own, not tiny"):
         pretrain(recipe, resume=True)

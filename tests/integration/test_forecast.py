@@ -94,6 +94,16 @@ def test_free_memory_of_this_machine():
     assert 0.001 * whole < free_memory(CPU) < whole
 
 
+@pytest.mark.gpu
+def test_free_memory_of_a_gpu_counts_what_is_only_cached():
+    device = torch.device("cuda")
+    before = free_memory(device)
+    held = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert before - free_memory(device) >= 2**28
+    del held
+    assert abs(before - free_memory(device)) < 2**26
+
+
 def test_a_batch_smaller_than_the_sample():
     made, _ = build("sid", "tiny")
     images = load("shapes", request=Request(subset=50, image_size=16))
