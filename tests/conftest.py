@@ -1,6 +1,7 @@
 """Shared by all tests: small recipes, a private cache, and where the real data lies when it is there."""
 
 import os
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from onecrop import Recipe
 from onecrop.methods.sid import SidSettings
+from onecrop.step import TrainStep
 
 DATA = Path(os.environ.get("ONECROP_TEST_DATA") or Path(__file__).parents[2] / "shared" / "data")
 
@@ -36,6 +38,27 @@ def small_recipe(tmp_path):
         batch_size=64,
         settings=SidSettings(dim=32, hidden=64),
     )
+
+
+@pytest.fixture
+def killed_at(monkeypatch):
+    """`with killed_at(3): pretrain(...)` dies before step 3, as by a signal: nothing is saved on the way out."""
+
+    @contextmanager
+    def dying_at(last):
+        honest = TrainStep.__call__
+
+        def dying(self, step, lr, progress):
+            if step == last:
+                raise MemoryError
+            honest(self, step, lr, progress)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(TrainStep, "__call__", dying)
+            with pytest.raises(MemoryError):
+                yield
+
+    return dying_at
 
 
 def pytest_collection_modifyitems(items):

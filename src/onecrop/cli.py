@@ -14,7 +14,7 @@ from onecrop.data import SOURCES
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.methods import METHODS
-from onecrop.nets import BACKBONES
+from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
 from onecrop.report.tables import result_table
@@ -23,7 +23,7 @@ from onecrop.train import pretrain
 
 TABLES: dict[str, Any] = {
     "methods": METHODS,
-    "backbones": BACKBONES,
+    "backbones": {**BACKBONES, "timm/NAME": build_timm},
     "data": SOURCES,
     "recipes": RECIPES,
     "evaluations": EVALUATIONS,
@@ -106,11 +106,11 @@ def compare_verb(arguments: Sequence[str]) -> None:
     parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
     parser.add_argument("data", help="labelled data set or folder of classes")
     parser.add_argument("--methods", default=",".join(METHODS), help="of: " + ", ".join(METHODS))
-    parser.add_argument("--backbones", default="resnet18", help="of: " + ", ".join(BACKBONES))
+    parser.add_argument("--backbones", default="resnet18", help="of: " + ", ".join(TABLES["backbones"]))
     parser.add_argument("--seeds", type=int, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--out", default="runs/compare", help="folder of the runs and the table [runs/compare]")
-    group = parser.add_argument_group("fields of every recipe")
+    group = parser.add_argument_group("fields of every recipe (default: as in each method's own)")
     for name, hint in hints(Recipe).items():
         if name not in ("data", "out", "method", "backbone", "settings"):
             wanted, text = describe_hint(hint)

@@ -29,7 +29,8 @@ def compare(
 ) -> Path:
     """Train and score every combination below `out` -> the table's Markdown file.
 
-    A method starts from its recipe for small images where it has one; `overrides` are recipe fields that hold for all.
+    A method starts from its recipe for small images where it has one, and keeps that recipe's batch size; `overrides`
+    are recipe fields that hold for all.
     """
     for name in methods:
         if name not in METHODS:
@@ -44,7 +45,7 @@ def compare(
         for seed in range(seeds)
     ]
     for number, recipe in enumerate(members):
-        folder = out / f"{recipe.method}-{recipe.backbone}-{recipe.seed}"
+        folder = out / f"{recipe.method}-{recipe.backbone.replace('/', '-')}-{recipe.seed}"
         print(f"\n[{number + 1}/{len(members)}] {folder.name}", flush=True)
         try:
             run = pretrain(recipe.override({"out": str(folder)}), resume=True)
@@ -68,4 +69,4 @@ def member(base: Recipe, method: str, overrides: dict[str, Any]) -> Recipe:
     """The recipe of a method in a comparison over the data of `base`."""
     recipe = named(f"{method}-small") if f"{method}-small" in RECIPES else Recipe(method=method)
     shared = {"data": base.data, "data_dir": base.data_dir, "subset": base.subset, "epochs": base.epochs}
-    return recipe.override({**shared, "batch_size": base.batch_size, "image_size": base.image_size, **overrides})
+    return recipe.override({**shared, "image_size": base.image_size, **overrides})

@@ -1,5 +1,6 @@
 """The device: which one, in which number format, how much of its memory."""
 
+from pathlib import Path
 from typing import Literal
 
 import torch
@@ -41,6 +42,18 @@ def describe(device: torch.device) -> str:
 def seed_step(seed: int, step: int) -> None:
     """For layers that draw from torch's own generator (dropout): their randomness too is a function of the step."""
     torch.manual_seed(fold(seed, "torch", step))
+
+
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be taken on the device; None where nothing says so."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)  # ours, and not in use
+        return torch.cuda.mem_get_info(device)[0] + cached
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not on Linux
+        return None
+    return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
 def peak_memory(device: torch.device) -> int | None:

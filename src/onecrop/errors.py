@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+MOST_SHOWN = 50  # names in one sentence
+
 
 class UserError(ValueError):
     """Something the user can mend. The message names the thing and the remedy in one sentence."""
@@ -13,8 +15,9 @@ class RecipeError(UserError):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
-    """The error for a name that is in no table: nearest valid name first, then all of them."""
+    """The error for a name that is in no table: nearest valid name first, then all, or of very many the near ones."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.5)
+    near = get_close_matches(name, names, n=5, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
-    return UserError(f"unknown {kind} {name!r}: {hint}choose one of {', '.join(names)}")
+    shown = ", ".join(names if len(names) <= MOST_SHOWN else near) or f"{len(names):,} names, none of them near it"
+    return UserError(f"unknown {kind} {name!r}: {hint}choose one of {shown}")

@@ -8,10 +8,34 @@ from torch import Tensor, nn
 
 from onecrop.augment import central_crop
 from onecrop.data import Loader
+from onecrop.device import free_memory
+from onecrop.errors import UserError
 from onecrop.losses.instance import BLOCK_ELEMENTS, DENSE_ELEMENTS
-from onecrop.methods import Method
+from onecrop.methods import METHODS, Method
+from onecrop.recipe import Recipe
 
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
+
+
+def need_memory(recipe: Recipe, num_images: int, device: torch.device) -> None:
+    """Refuse, before anything is built, a run whose tables alone are more than the device has free."""
+    assert recipe.precision is not None, "the recipe is not resolved"
+    dtype = getattr(torch, recipe.precision)
+    parts = METHODS[recipe.method].tables(recipe.settings, num_images, recipe.batch_size, dtype)
+    if "classifier" in parts:
+        moments = 2 if recipe.optimizer == "adamw" else 1
+        parts |= {"gradient": parts["classifier"], "momentum": moments * parts["classifier"]}
+    needed, free = sum(parts.values()), free_memory(device)
+    if free is None or needed <= free:
+        return
+    kinds = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items())
+    remedy = "--queue-size or --dim" if "queue" in parts else "--subset or --dim"
+    if "classifier" in parts:
+        remedy += ", or take --method sid, whose bank has no gradient"
+    raise UserError(
+        f"{recipe.method} over {num_images:,} images with --dim {recipe.flat()['dim']} needs at least "
+        f"{_readable(needed)} ({kinds}), and {_readable(free)} are free on {device}: lower {remedy}"
+    )
 
 
 def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torch.dtype) -> dict[str, int]:
@@ -24,12 +48,13 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         elements = loader.batch_size * rows
         elements = elements if elements <= DENSE_ELEMENTS else BLOCK_ELEMENTS
         cosines = elements * (4 + dtype.itemsize)  # in float32, and their slopes in the bank's format
+    tables = method.tables(method.settings, loader.num_images, loader.batch_size, dtype)
     return {
         "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
         "activations": method.crops * loader.batch_size * _saved_per_image(method.backbone, loader, image_size, dtype),
-        "loss": cosines,
+        "loss": cosines + tables.get("logits", 0),
     }
 
 
@@ -51,8 +76,8 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
         return tensor
 
     kept: list[Tensor] = []
-    batch = loader.empty()
-    x = central_crop(batch.images[:SAMPLE], torch.ones(SAMPLE, device=loader.device), image_size)
+    images = loader.empty().images[:SAMPLE]
+    x = central_crop(images, torch.ones(len(images), device=loader.device), image_size)
     x = x.contiguous(memory_format=torch.channels_last)
     with (
         torch.autocast(x.device.type, dtype=dtype, enabled=dtype != torch.float32),
@@ -60,7 +85,7 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
     ):
         copied(x)
     casts = sum(p.numel() * dtype.itemsize for p in copied.parameters()) if dtype != torch.float32 else 0
-    return max(0, sum(seen.values()) - casts) // SAMPLE  # weights cast for the products are not activations
+    return max(0, sum(seen.values()) - casts) // len(images)  # weights cast for the products are not activations
 
 
 def describe_memory(parts: dict[str, int]) -> str:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, g
 from onecrop.data.sources import Request
 from onecrop.errors import UserError, unknown
 from onecrop.methods import METHODS, Settings
-from onecrop.nets.backbones import BACKBONES, Stem
+from onecrop.nets.backbones import Stem, check_backbone
 
 # A run may be continued with other values of these: they say where and how it runs, not what it computes.
 FREE_ON_RESUME = {"out", "data_dir", "device", "checkpoint_seconds"}
@@ -102,8 +102,7 @@ class Recipe:
         if type(self.settings) is not METHODS[self.method].Settings:
             wanted, got = METHODS[self.method].Settings.__name__, type(self.settings).__name__
             raise UserError(f"settings of {self.method} are a {wanted}, not a {got}")
-        if self.backbone not in BACKBONES:
-            raise unknown("backbone", self.backbone, BACKBONES)
+        check_backbone(self.backbone)
         for part in (self, self.settings):
             for name, hint in hints(type(part)).items():
                 if name != "settings":

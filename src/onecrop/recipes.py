@@ -8,6 +8,7 @@ from onecrop.methods.byol import ByolSettings
 from onecrop.methods.jigclu import JigcluSettings
 from onecrop.methods.moco import MocoSettings
 from onecrop.methods.npid import NpidSettings
+from onecrop.methods.pid import PidSettings
 from onecrop.methods.sid import SidSettings
 from onecrop.methods.simclr import SimclrSettings
 from onecrop.methods.simsiam import SimsiamSettings
@@ -80,6 +81,17 @@ def npid_small() -> Recipe:
     return _small("npid", settings, lr=0.1, weight_decay=5e-4, batch_size=128)
 
 
+def pid_small() -> Recipe:
+    """PID on CIFAR, with the optimiser of PIC's released code (for ImageNet).
+
+    That code trains on ImageNet alone. From it: SGD with momentum .9, weight decay 1e-4, lr .03 for 256 images (.06 for
+    our 512), cosine decay, T .2, a two-layer head of 128 dimensions, crops from .2 on (from .08 with its multi-crop).
+    Ours: 400 epochs, batch 512, no warm-up (there a fortieth of the epochs), one crop, every image once an epoch (there
+    a sliding window), and rows that begin at unit length (there about .1).
+    """
+    return _small("pid", PidSettings(), lr=0.06)
+
+
 def jigclu_small() -> Recipe:
     """JigClu on CIFAR, with the optimiser of its released code (for ImageNet)."""
     return _small("jigclu", JigcluSettings(), lr=0.03, batch_size=256)
@@ -93,6 +105,7 @@ RECIPES: dict[str, Callable[[], Recipe]] = {
     "simsiam-small": simsiam_small,
     "byol-small": byol_small,
     "npid-small": npid_small,
+    "pid-small": pid_small,
     "jigclu-small": jigclu_small,
 }
 

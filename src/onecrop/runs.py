@@ -137,7 +137,8 @@ class Run:
 def provenance(recipe: Recipe, fingerprint: str, num_images: int, device: torch.device) -> dict[str, Any]:
     """What one needs to know to trust a result, or to get it again."""
     versions = {}
-    for package in ("onecrop", "torch", "torchvision", "numpy", "safetensors"):
+    packages = ["onecrop", "torch", "torchvision", "numpy", "safetensors"]
+    for package in packages + ["timm"] * recipe.backbone.startswith("timm/"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:  # onecrop itself, run from its source folder

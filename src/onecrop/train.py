@@ -10,17 +10,17 @@ from shlex import quote
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, tune
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, run_probe
-from onecrop.forecast import describe_memory, forecast_memory
+from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
-from onecrop.nets.backbones import choose_stem
+from onecrop.nets.backbones import choose_stem, module_name
 from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
 from onecrop.progress import EpochClock, Progress, duration
 from onecrop.recipe import Recipe
@@ -30,8 +30,13 @@ from onecrop.step import TrainStep
 TIMED_STEPS = 20  # at full speed, before the run's time is forecast
 
 
-def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
-    """Train as the recipe says and return the run folder. A killed run continues with `resume` to the same bits."""
+def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None = None) -> Path:
+    """Train as the recipe says and return the run folder. A killed run continues with `resume` to the same bits.
+
+    backbone: a network of your own, [B, 3, S, S] -> [B, dim], in place of the recipe's; it stays as it is.
+    """
+    if backbone is not None:
+        recipe = replace(recipe, backbone=module_name(backbone))
     device = choose_device(recipe.device)
     tune(device)
     run = Run(recipe.out)
@@ -41,16 +46,18 @@ def pretrain(recipe: Recipe, *, resume: bool = False) -> Path:
         return run.folder
     images = load(recipe.data, "train", recipe.request())
     recipe = resolve(recipe, images, device)
+    need_memory(recipe, len(images), device)
     sets = None
     if recipe.probe_every:
         sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
     loader = Loader(images, recipe.batch_size, device, recipe.seed)
-    training = Training(recipe, run, loader, device, sets)
+    training = Training(recipe, run, loader, build_method(recipe, len(images), backbone), sets)
     run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device), resume)
     with run.exclusively():
         run.say(
-            f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; {recipe.backbone}, {recipe.stem} stem; "
-            f"{recipe.method}, {recipe.optimizer} lr {recipe.lr:g}; {describe(device)}, {recipe.precision}"
+            f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; "
+            f"{recipe.backbone}, {recipe.stem or 'its own'} stem; {recipe.method}, {recipe.optimizer} lr {recipe.lr:g}"
+            f"; {describe(device)}, {recipe.precision}"
         )
         training.restore()
         training.run_to_end()
@@ -64,20 +71,19 @@ def resolve(recipe: Recipe, images: ImageSet, device: torch.device) -> Recipe:
     return replace(
         recipe,
         image_size=size,
-        stem=recipe.stem or choose_stem(size),
+        stem=choose_stem(recipe.backbone, size, recipe.stem),
         lr=choice.lr if recipe.lr is None else recipe.lr,
         weight_decay=choice.weight_decay if recipe.weight_decay is None else recipe.weight_decay,
         precision=recipe.precision or choose_precision(device),
     )
 
 
-def build_method(recipe: Recipe, num_images: int) -> Method:
-    """The untrained method, a function of the recipe's seed."""
-    assert recipe.stem is not None, "the recipe is not resolved"
-    assert recipe.image_size is not None
+def build_method(recipe: Recipe, num_images: int, given: nn.Module | None = None) -> Method:
+    """The untrained method, a function of the recipe's seed and of the module that was given."""
+    assert recipe.image_size is not None, "the recipe is not resolved"
     assert recipe.precision is not None
     torch.manual_seed(recipe.seed)
-    backbone = build_backbone(recipe.backbone, recipe.stem)
+    backbone = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, given)
     build = cast(Any, METHODS[recipe.method])
     dtype = getattr(torch, recipe.precision)
     return cast(Method, build(recipe.settings, backbone, num_images, recipe.image_size, dtype))
@@ -86,24 +92,23 @@ def build_method(recipe: Recipe, num_images: int) -> Method:
 class Training:
     """The state of a run: network, bank, optimiser, step, and the sums of the epoch under way."""
 
-    def __init__(
-        self, recipe: Recipe, run: Run, loader: Loader, device: torch.device, sets: Labelled | None = None
-    ) -> None:
+    def __init__(self, recipe: Recipe, run: Run, loader: Loader, method: Method, sets: Labelled | None = None) -> None:
         assert recipe.lr is not None
         assert recipe.weight_decay is not None
-        self.recipe, self.run, self.loader, self.device = recipe, run, loader, device
+        self.recipe, self.run, self.loader, self.device = recipe, run, loader, loader.device
         self.sets = sets  # what probes along the way are scored on
         assert recipe.image_size is not None
         assert recipe.precision is not None
         self.peak_lr, self.image_size, self.dtype = recipe.lr, recipe.image_size, getattr(torch, recipe.precision)
-        self.method = build_method(recipe, loader.num_images).to(device).to(memory_format=torch.channels_last)
+        self.method = method.to(self.device).to(memory_format=torch.channels_last)
+        lr = torch.tensor(self.peak_lr, device=self.device)
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
-            self.method.parameters(), torch.tensor(self.peak_lr, device=device), recipe.momentum, recipe.weight_decay
+            self.method.parameters(), lr, recipe.momentum, recipe.weight_decay
         )
         self.steps_per_epoch = loader.batches_per_epoch
         self.total_steps = recipe.epochs * self.steps_per_epoch
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
-        self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast=device.type == "cuda")
+        self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast=self.device.type == "cuda")
         self.step = 0
 
     def run_to_end(self) -> None:

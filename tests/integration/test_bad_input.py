@@ -80,6 +80,32 @@ def test_folders_without_usable_images(refused, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_very_few_images(refused, tmp_path, count):
+    """One image is refused; three train, in batches that batch norm can use, whatever moco's groups."""
+    for i in range(count):
+        (tmp_path / "few").mkdir(exist_ok=True)
+        Image.fromarray(np.full((20, 20, 3), 40 * i, np.uint8)).save(tmp_path / "few" / f"{i}.png")
+    small = ["--backbone", "tiny", "--image-size", "16", "--epochs", "1", "--out", tmp_path / "run"]
+    if count == 1:
+        for size in ("2", "64"):
+            assert "few has one image" in refused("pretrain", tmp_path / "few", *small, "--batch-size", size)
+        assert "--batch-size 1 is out of range" in refused("pretrain", tmp_path / "few", *small, "--batch-size", "1")
+        assert not (tmp_path / "run").exists()
+        return
+    assert "larger than the 3 images: lower --batch-size" in refused("pretrain", tmp_path / "few", *small)
+    arguments = [tmp_path / "few", *small, "--batch-size", "3", "--method", "moco", "--norm-groups", "64"]
+    assert main(["pretrain", *map(str, arguments)]) == 0
+
+
+def test_jigclu_says_what_it_cannot_cut(refused, tmp_path):
+    run = ["--method", "jigclu", "--out", tmp_path / "run", "--subset", "64", "--batch-size", "8"]
+    assert "--image-size 17 must be even" in refused("pretrain", "shapes", *run, "--image-size", "17")
+    coarse = ["--backbone", "resnet18", "--stem", "standard", "--image-size", "32"]
+    assert "no feature map of at least 2×2" in refused("pretrain", "shapes", *run, *coarse)
+    assert not (tmp_path / "run").exists()
+
+
 def test_labels_missing_where_they_are_needed(refused, tmp_path, finished):
     for i in range(64):
         Image.fromarray(np.full((20, 20, 3), i, np.uint8)).save(tmp_path / f"{i}.png")

@@ -5,9 +5,12 @@ import json
 
 import pytest
 
+from onecrop import Recipe
 from onecrop.cli import main
+from onecrop.compare import member
 from onecrop.files import read_json_lines
-from onecrop.report.comparison import as_csv, cell, latex, markdown
+from onecrop.methods import METHODS
+from onecrop.report.comparison import as_csv, cell, collect, latex, markdown
 
 SMALL = "--backbones tiny --subset 128 --image-size 16 --batch-size 64 --epochs 1 --optimizer adamw --lr 0.001".split()
 
@@ -47,6 +50,33 @@ def test_compare_writes_one_table_and_goes_on_where_it_stopped(tmp_path, capsys)
     )  # other settings in the same folder: a mistake, not a failed member
     assert "--momentum 0.9, not 0.8" in capsys.readouterr().err
     assert table(out) == rows
+
+
+def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):
+    base = Recipe(data="shapes")
+    own = {method: member(base, method, {}).batch_size for method in METHODS}
+    assert own == dict.fromkeys(METHODS, 512) | {"moco": 256, "npid": 128, "jigclu": 256}
+    assert {member(base, method, {"batch_size": "64"}).batch_size for method in METHODS} == {64}
+
+    out = tmp_path / "c"
+    without = [a for a in SMALL if a not in ("--batch-size", "64", "--subset", "128")]
+    arguments = ["compare", "shapes", "--methods", "npid,jigclu", "--subset", "256", "--out", str(out), *without]
+    assert main([*arguments, "--with", "knn"]) == 0
+    rows = table(out)
+    assert {row["method"]: row["batch_size"] for row in rows} == {"npid": "128", "jigclu": "256"}
+    assert "| batch size |" in (out / "comparison.md").read_text()
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
+    assert main([*arguments, "--with", "knn"]) == 0  # the same call goes on where it was
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
+    assert table(out) == rows
+
+
+def test_a_timm_member_that_never_began_keeps_its_name(tmp_path):
+    (tmp_path / "sid-timm-vit_tiny_patch16_224-0").mkdir()
+    (tmp_path / "sid-timm-vit_tiny_patch16_224-0" / "failure.txt").write_text("no small stem")
+    assert collect(tmp_path) == [
+        {"method": "sid", "backbone": "timm/vit_tiny_patch16_224", "seeds": 0, "failure": "no small stem"}
+    ]
 
 
 def test_a_failed_member_says_why_and_the_others_go_on(tmp_path):

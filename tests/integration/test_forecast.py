@@ -1,15 +1,22 @@
 """A forecast is worth printing if it comes true."""
 
+import os
+import sys
 from itertools import pairwise
 
 import pytest
 import torch
 
+from onecrop import UserError, pretrain
 from onecrop.data import Loader, load
 from onecrop.data.sources import Request
-from onecrop.forecast import describe_memory, forecast_memory
+from onecrop.device import free_memory
+from onecrop.forecast import describe_memory, forecast_memory, need_memory
+from onecrop.methods import METHODS
 from onecrop.step import TrainStep
 from tests.contract.test_methods import build
+
+CPU = torch.device("cpu")
 
 
 def test_activations_are_what_autograd_keeps():
@@ -34,6 +41,76 @@ def test_the_forecast_leaves_the_run_as_it_was():
     forecast_memory(made, loader, 16, torch.float32)
     for name, value in made.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_tables_are_as_large_as_was_said_before_they_were_built(method):
+    made, loader = build(method)
+    said = made.tables(made.settings, loader.num_images, loader.batch_size, torch.float32)
+    held = {name: t for name, t in made.state_dict().items() if name in ("bank.weight", "classifier", "queue.rows")}
+    assert {name.partition(".")[0]: t.nbytes for name, t in held.items()} == {
+        name: size for name, size in said.items() if name != "logits"
+    }
+    if method == "pid":  # [B, N] in float32, and its gradient
+        assert said["logits"] == 2 * 8 * 50 * 4
+        assert forecast_memory(made, loader, 16, torch.float32)["loss"] == said["logits"]
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "needed", "words"),
+    [
+        ("pid", {"dim": 32}, 3 * 256 * 32 * 4 + 2 * 64 * 256 * 4, "--dim, or take --method sid"),
+        ("pid", {"dim": 32, "optimizer": "adamw"}, 4 * 256 * 32 * 4 + 2 * 64 * 256 * 4, "momentum 65.5 kB"),
+        ("sid", {"dim": 2048}, 256 * 2048 * 4, "lower --subset or --dim"),
+        ("npid", {"dim": 128}, 256 * 128 * 4, "bank 131 kB"),
+        ("moco", {"dim": 16, "queue_size": 10_000}, 10_000 * 16 * 4, "lower --queue-size or --dim"),
+    ],
+)
+def test_tables_that_do_not_fit_are_refused_before_anything_is_built(
+    small_recipe, tmp_path, monkeypatch, method, changes, needed, words
+):
+    recipe = small_recipe.override({"method": method, "precision": "float32", **changes})
+    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: needed)
+    need_memory(recipe, 256, CPU)  # just fits
+    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: None)
+    need_memory(recipe, 256, CPU)  # nobody knows
+    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: needed - 1)
+    monkeypatch.setattr("onecrop.train.build_method", None)
+    with pytest.raises(UserError, match=f"{method} over 256 images with --dim {changes['dim']} needs") as caught:
+        pretrain(recipe)
+    assert words in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_methods_without_a_table_are_never_refused(small_recipe, monkeypatch):
+    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: 0)
+    for method in ("simclr", "simsiam", "byol", "jigclu"):
+        need_memory(small_recipe.override({"method": method, "precision": "float32"}), 10**9, CPU)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/meminfo")
+def test_free_memory_of_this_machine():
+    whole = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0.001 * whole < free_memory(CPU) < whole
+
+
+@pytest.mark.gpu
+def test_free_memory_of_a_gpu_counts_what_is_only_cached():
+    device = torch.device("cuda")
+    before = free_memory(device)
+    held = torch.empty(2**28, dtype=torch.uint8, device=device)
+    assert before - free_memory(device) >= 2**28
+    del held
+    assert abs(before - free_memory(device)) < 2**26
+
+
+def test_a_batch_smaller_than_the_sample():
+    made, _ = build("sid", "tiny")
+    images = load("shapes", request=Request(subset=50, image_size=16))
+    small, large = (
+        forecast_memory(made, Loader(images, count, CPU, seed=0), 16, torch.float32)["activations"] for count in (2, 8)
+    )
+    assert large == pytest.approx(4 * small, rel=0.05)  # norms keep a little that is not per image
 
 
 @pytest.mark.gpu

@@ -4,6 +4,7 @@ from typing import get_args
 import pytest
 
 from onecrop import Recipe, UserError
+from onecrop.compare import member
 from onecrop.methods import METHODS
 from onecrop.methods.sid import SidSettings
 from onecrop.optim import OPTIMIZERS
@@ -47,6 +48,28 @@ def test_overrides_reach_recipe_and_settings_from_strings():
 def test_mistakes_are_named(changes, message):
     with pytest.raises(UserError, match=message):
         Recipe().override(changes)
+
+
+@pytest.mark.parametrize("method", [method for method in METHODS if method != "sid"])
+def test_every_rival_has_a_recipe_for_small_images_and_compare_takes_it(method):
+    recipe = named(f"{method}-small")
+    assert (recipe.method, recipe.optimizer, recipe.epochs) == (method, "sgd", 400)
+    compared = member(Recipe(data="shapes", epochs=3), method, {})
+    assert (compared.data, compared.epochs) == ("shapes", 3)
+    assert (compared.lr, compared.weight_decay, compared.settings) == (recipe.lr, recipe.weight_decay, recipe.settings)
+
+
+def test_pid_on_small_images_follows_the_released_code():
+    recipe = named("pid-small")
+    assert recipe.lr / recipe.batch_size == pytest.approx(0.03 / 256)
+    ours = recipe.settings
+    assert (recipe.momentum, recipe.weight_decay, ours.temperature, ours.dim, ours.crop_scale) == (
+        0.9,
+        1e-4,
+        0.2,
+        128,
+        0.2,
+    )
 
 
 def test_settings_of_another_type_are_refused():

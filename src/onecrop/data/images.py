@@ -81,6 +81,8 @@ class Loader:
     """Batches as a function of the step. The set lives on the device when it fits, else a reader fetches ahead."""
 
     def __init__(self, images: ImageSet, batch_size: int, device: torch.device, seed: int) -> None:
+        if len(images) < 2:
+            raise UserError(f"{images.name} has one image, and a batch needs two to tell apart: give it more")
         if batch_size > len(images):
             raise UserError(f"the batch of {batch_size} is larger than the {len(images)} images: lower --batch-size")
         self.batch_size, self.device, self.seed = batch_size, device, seed

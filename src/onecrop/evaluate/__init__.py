@@ -1,10 +1,10 @@
 """Evaluation of frozen features. A new evaluation is one function and one line in EVALUATIONS."""
 
+import copy
 import json
 import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,14 +40,19 @@ def evaluate(
     device: str = "auto",
     seed: int = 0,
     k: int = 200,
+    backbone: nn.Module | None = None,
 ) -> list[dict[str, Any]]:
-    """Score a run's backbone and, as baselines, raw pixels and the same net untrained; results.jsonl gets the rows."""
+    """Score a run's backbone and, as baselines, raw pixels and the same net untrained; results.jsonl gets the rows.
+
+    backbone: the module that the run was given, where it came from Python; it stays as it is.
+    """
     for name in evaluations:
         if name not in EVALUATIONS:
             raise unknown("evaluation", name, EVALUATIONS)
     if k < 1:
         raise UserError(f"--k {k} is too small: a vote needs at least one neighbour")
     _, facts = read_backbone(run)
+    trained = load_backbone(run, into=copy.deepcopy(backbone))
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
     begun = _recipe_of(folder)
     request = Request(
@@ -57,16 +62,15 @@ def evaluate(
     )
     probe = Probe(facts["image_size"], choose_device(device), seed, k)
     sets = load_labelled(data or facts["data"], request)
-    candidates: dict[str, Callable[[], nn.Module]] = {}
+    candidates: dict[str, nn.Module] = {}
     if baselines:
-        candidates["pixels"] = partial(Pixels, facts["image_size"])
-        candidates["untrained"] = partial(untrained_like, run, facts.get("seed", 0))
-    candidates["pretrained"] = partial(load_backbone, run)
+        candidates["pixels"] = Pixels(facts["image_size"]).eval()
+        candidates["untrained"] = untrained_like(run, facts.get("seed", 0), backbone)
+    candidates["pretrained"] = trained
     rows = []
-    for of, build in candidates.items():
-        backbone = build().eval()
+    for of, network in candidates.items():
         for name in evaluations:
-            row = run_probe(name, backbone, sets, probe)
+            row = run_probe(name, network, sets, probe)
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
             rows.append(row)
             try:

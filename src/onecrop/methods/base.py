@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +39,11 @@ class Method(nn.Module, ABC):
     @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         """Named loss terms; the objective is their sum."""
+
+    @classmethod
+    def tables(cls, settings: Any, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+        """Bytes by kind that the method cannot do without beside its network; a "classifier" is trained, others not."""
+        return {}
 
     def prepare(self, loader: Loader) -> None:
         """Before the first step: fill the bank."""

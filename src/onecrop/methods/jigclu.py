@@ -18,7 +18,7 @@ from onecrop.errors import UserError
 from onecrop.losses.contrastive import cluster_accuracy, patch_clustering
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
 from onecrop.nets import two_layers
-from onecrop.nets.backbones import Backbone, feature_map
+from onecrop.nets.backbones import Backbone, feature_map, need_feature_map
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class Jigclu(Method):
         super().__init__(backbone, dtype)
         if image_size % 2:
             raise UserError(f"jigclu cuts pictures in halves: --image-size {image_size} must be even")
+        need_feature_map(backbone, image_size)
         self.settings = settings
         self.head = two_layers(backbone.dim, settings.hidden, settings.dim)
         self.locate = nn.Linear(backbone.dim, 4)

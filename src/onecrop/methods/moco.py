@@ -49,6 +49,10 @@ class Moco(Method):
         self.queue = Queue(settings.queue_size, settings.dim, dtype)
         self.augment = augmentation(settings, image_size)
 
+    @classmethod
+    def tables(cls, settings: MocoSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+        return {"queue": settings.queue_size * settings.dim * dtype.itemsize}
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         query_view, key_view = (
             self.augment(batch.images, batch.aspect, batch.draws, view).contiguous(memory_format=torch.channels_last)

@@ -46,6 +46,10 @@ class Npid(Method):
         self.register_buffer("normaliser", torch.zeros(()))
         self.augment = augmentation(settings, image_size)
 
+    @classmethod
+    def tables(cls, settings: NpidSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+        return {"bank": num_images * settings.dim * dtype.itemsize}
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         s = self.settings
         x = self.augment(batch.images, batch.aspect, batch.draws)

@@ -39,6 +39,11 @@ class Pid(Method):
         self.classifier = Table(F.normalize(torch.randn(num_images, settings.dim), dim=1))
         self.augment = augmentation(settings, image_size)
 
+    @classmethod
+    def tables(cls, settings: PidSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+        logits = 2 * batch_size * num_images * dtype.itemsize  # and their slopes
+        return {"classifier": num_images * settings.dim * torch.float32.itemsize, "logits": logits}
+
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         x = self.augment(batch.images, batch.aspect, batch.draws)
         with autocast(x, self.dtype):

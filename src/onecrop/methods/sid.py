@@ -58,6 +58,10 @@ class Sid(Method):
         self.register_buffer("relation_weight", torch.zeros(()))
         self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
 
+    @classmethod
+    def tables(cls, settings: SidSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+        return {"bank": num_images * settings.dim * dtype.itemsize}
+
     def features(self, x: Tensor) -> Tensor:
         with autocast(x, self.dtype):
             features = self.head(self.backbone(x.contiguous(memory_format=torch.channels_last)))

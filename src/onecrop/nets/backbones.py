@@ -1,9 +1,10 @@
-"""Backbones: torchvision's networks without their classifier, under torchvision's own keys.
+"""Backbones: torchvision's networks without their classifier, under torchvision's own keys; timm's; any module.
 
 A backbone maps [B, 3, S, S] to pooled features [B, backbone.dim]. For small images (64 px and less) the first strides
 are taken out ("small" stem): a 32-px picture has no resolution to lose.
 """
 
+import copy
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
@@ -14,10 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onecrop.errors import UserError, unknown
+from onecrop.nets.from_timm import build_timm, check_timm
 from onecrop.tensors import load_tensors, save_tensors
 
 Stem = Literal["small", "standard"]
 SMALL_IMAGE = 64  # px; up to here the small stem is the default
+TIMM, MODULE = "timm/", "module/"  # how the names of timm's networks and of modules from Python begin
 
 
 class Backbone(nn.Module):
@@ -132,24 +135,98 @@ BACKBONES: dict[str, Callable[[Stem], nn.Module]] = {
 def feature_map(backbone: nn.Module, x: Tensor) -> Tensor:
     """What a backbone sees before it pools -> [B, dim, h, w]."""
     net: Any = backbone
-    if hasattr(net, "features"):
-        return cast(Tensor, net.features(x))
+    for whole in ("forward_features", "features"):  # timm's name, torchvision's name
+        if hasattr(net, whole):
+            return cast(Tensor, getattr(net, whole)(x))
     x = net.maxpool(net.relu(net.bn1(net.conv1(x))))
     return cast(Tensor, net.layer4(net.layer3(net.layer2(net.layer1(x)))))
 
 
-def choose_stem(image_size: int) -> Stem:
-    return "small" if image_size <= SMALL_IMAGE else "standard"
+@torch.no_grad()
+def need_feature_map(backbone: Backbone, image_size: int) -> None:
+    """Refuse a network whose feature map is not [B, dim, h, w] with something to cut apart."""
+    try:
+        shape = feature_map(copy.deepcopy(backbone).eval(), torch.zeros(2, 3, image_size, image_size)).shape
+    except (AttributeError, TypeError, RuntimeError):
+        shape = torch.Size()
+    if len(shape) != 4 or shape[1] != backbone.dim or min(shape[2:]) < 2:
+        raise UserError(
+            f"{type(backbone).__name__} at {image_size} px has no feature map of at least 2×2 with the {backbone.dim} "
+            "channels of its features, which this method cuts apart: choose another --backbone, --stem or --image-size"
+        )
 
 
-def build_backbone(name: str, stem: Stem) -> Backbone:
-    if name not in BACKBONES:
-        raise unknown("backbone", name, BACKBONES)
+def choose_stem(backbone: str, image_size: int, wanted: Stem | None = None) -> Stem | None:
+    """The stem that was wanted, else the one for this size; None for a module from Python: it has its own."""
+    if not backbone.startswith(MODULE):
+        return wanted or ("small" if image_size <= SMALL_IMAGE else "standard")
+    if wanted:
+        raise UserError(f"--stem {wanted} does not go with {backbone}, which has a stem of its own")
+    return None
+
+
+def check_backbone(name: str) -> None:
+    if name.startswith(TIMM):
+        check_timm(name.removeprefix(TIMM))
+    elif name not in BACKBONES and not name.startswith(MODULE):
+        raise unknown("backbone", name, [*BACKBONES, "timm/NAME"])
+
+
+def build_backbone(
+    name: str, stem: Stem | None, image_size: int | None = None, given: nn.Module | None = None
+) -> Backbone:
+    """The network before training, or a copy of the module that was given.
+
+    image_size matters to modules and to some networks of timm, which are made for pictures of one size alone.
+    """
+    check_backbone(name)
+    size = image_size or (32 if stem == "small" else 224)
+    if given is not None:
+        return adopt(given, size)
+    if name.startswith(MODULE):
+        raise UserError(
+            f"{name} is a module from Python, and no name makes it: pass the object, pretrain(recipe, backbone=module) "
+            "or load_backbone(run, into=module)"
+        )
+    assert stem is not None, "only a module has a stem of its own"
+    if name.startswith(TIMM):
+        net = build_timm(name.removeprefix(TIMM), stem, size)
+        net.dim = features_length(net, size)  # type: ignore[assignment]
+        return cast(Backbone, net)
     return cast(Backbone, BACKBONES[name](stem))
 
 
+def module_name(module: nn.Module) -> str:
+    return f"{MODULE}{type(module).__name__}"
+
+
+def adopt(module: nn.Module, image_size: int) -> Backbone:
+    """A module from Python as a backbone: a copy, so that the caller's own stays as it was."""
+    copied: Any = copy.deepcopy(module).to("cpu")
+    dim = features_length(copied, image_size)
+    if getattr(copied, "dim", dim) != dim:
+        raise UserError(f"{type(module).__name__}.dim is not the {dim} of its features: rename that attribute")
+    copied.dim = dim
+    return cast(Backbone, copied)
+
+
+@torch.no_grad()
+def features_length(net: nn.Module, image_size: int) -> int:
+    """dim, from two pictures through a copy in eval mode."""
+    name, x = type(net).__name__, torch.zeros(2, 3, image_size, image_size)
+    try:
+        out = copy.deepcopy(net).eval()(x)
+    except Exception as error:  # a module of any make may raise anything
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{name} does not take pictures of {list(x.shape)}: {reason}") from error
+    if not isinstance(out, Tensor) or out.ndim != 2 or len(out) != 2:
+        got = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise UserError(f"{name} makes {got} of two pictures, not [2, dim]: let it end in pooled features")
+    return out.shape[1]
+
+
 def save_backbone(path: Path, backbone: nn.Module, facts: dict[str, Any]) -> None:
-    """Weights under torchvision's keys; `facts` (name, stem, image size, where it comes from) go into the metadata."""
+    """Weights under the network's own keys; `facts` (name, stem, image size, origin) go into the metadata."""
     save_tensors(path, backbone.state_dict(), facts)
 
 
@@ -165,21 +242,28 @@ def read_backbone(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return state, facts
 
 
-def load_backbone(path: Path | str) -> Backbone:
-    """A run folder or backbone.safetensors -> the network in eval mode. Every key must match."""
+def load_backbone(path: Path | str, into: nn.Module | None = None) -> Backbone:
+    """A run folder or backbone.safetensors -> the network in eval mode. Every key must match.
+
+    into: the module that a run from Python was given; its weights are replaced, and it is what comes back.
+    """
     state, facts = read_backbone(path)
-    backbone = build_backbone(facts["backbone"], facts["stem"])
+    net = into if into is not None else build_backbone(facts["backbone"], facts["stem"], facts["image_size"])
     try:
-        backbone.load_state_dict(state, strict=True)
+        net.load_state_dict(state, strict=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())
-        raise UserError(f"{path} does not fit {facts['backbone']} with the {facts['stem']} stem: {reason}") from None
-    return cast(Backbone, backbone.eval().requires_grad_(False))
+        kind = type(into).__name__ if into is not None else f"{facts['backbone']} with the {facts['stem']} stem"
+        raise UserError(f"{path} does not fit {kind}: {reason}") from None
+    return cast(Backbone, net.eval().requires_grad_(False))
 
 
-def untrained_like(path: Path | str, seed: int) -> Backbone:
+def untrained_like(path: Path | str, seed: int, given: nn.Module | None = None) -> Backbone:
     """The same network as at `path`, before any training: the baseline that every claim needs."""
+    if given is not None:
+        return cast(Backbone, copy.deepcopy(given).eval().requires_grad_(False))
     _, facts = read_backbone(path)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return cast(Backbone, build_backbone(facts["backbone"], facts["stem"]).eval().requires_grad_(False))
+        net = build_backbone(facts["backbone"], facts["stem"], facts["image_size"])
+        return cast(Backbone, net.eval().requires_grad_(False))

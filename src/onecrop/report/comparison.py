@@ -40,7 +40,8 @@ def collect(folder: Path) -> list[Row]:
         groups[member["backbone"], member["method"]].append(member)
     for failure in sorted(folder.glob(f"*/{FAILURE}")):
         if not (failure.parent / "recipe.json").exists():  # failed before it began
-            method, backbone, _ = failure.parent.name.rsplit("-", 2)
+            method, _, rest = failure.parent.name.partition("-")
+            backbone = rest.rpartition("-")[0].replace("timm-", "timm/", 1)
             groups[backbone, method].append({"failure": failure.read_text()})
     return [_summary(method, backbone, members) for (backbone, method), members in sorted(groups.items())]
 
@@ -76,7 +77,9 @@ def _summary(method: str, backbone: str, members: list[Row]) -> Row:
     if failures:
         row["failure"] = failures[0]
     if good:
-        row |= {key: good[0][key] for key in ("crops", "networks", "epochs", "optimizer", "data", "device")}
+        row |= {
+            key: good[0][key] for key in ("crops", "networks", "epochs", "batch_size", "optimizer", "data", "device")
+        }
         for key in ("minutes", "images_per_second", "memory_gb"):
             values = [m[key] for m in good if m[key] is not None]
             row[key] = statistics.mean(values) if values else None
@@ -88,7 +91,7 @@ def _summary(method: str, backbone: str, members: list[Row]) -> Row:
 
 def columns(rows: list[Row]) -> list[str]:
     scores = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, tuple)))
-    fixed = ["method", "backbone", "epochs", "seeds", "optimizer", "crops", "networks"]
+    fixed = ["method", "backbone", "epochs", "seeds", "batch_size", "optimizer", "crops", "networks"]
     return [*fixed, *scores, "minutes", "images_per_second", "memory_gb", "failure"]
 
 
