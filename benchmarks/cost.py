@@ -1,21 +1,25 @@
 """The paper's cost columns: one epoch of every method with every backbone, time and memory, and cost against N.
 
     python benchmarks/cost.py [--methods sid,npid,...] [--backbones resnet18,...] [--jobs 8] [--out FILE.json]
+    python benchmarks/cost.py --methods sid,sid:dim=256 --backbones resnet18       (settings behind a colon)
     python benchmarks/cost.py --against-n --methods sid,pid [--out FILE.json]
 
 Noise stands in for images. Every method has its settings for small images and, for a fair cost, one optimiser (SGD) and
 one batch size. A time is that of a whole epoch of compiled steps, the median of three; compilation is reported apart.
-With --jobs the steps are compiled side by side first, in processes of their own, and timed one after another.
+With --jobs so many are compiled side by side, in processes of their own, and then timed one after another.
 """
 
 import argparse
 import datetime
+import fcntl
 import json
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -44,38 +48,53 @@ def noise(count: int) -> ImageSet:
     return ImageSet("noise", np.tile(part, (-(-count // len(part)), 1, 1, 1))[:count])
 
 
-def measure(method_name: str, backbone: str, count: int, args: argparse.Namespace) -> dict:
+@contextmanager
+def alone(lock: Path | None, shared: bool = False) -> Iterator[None]:
+    """With a lock file: compile beside others (shared), but be timed while nobody else runs."""
+    if lock is None:
+        yield
+        return
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
+        yield
+
+
+def measure(spec: str, backbone: str, count: int, args: argparse.Namespace) -> dict:
+    method_name, _, settings = spec.partition(":")
     device = choose_device("auto")
     tune(device)
-    images = noise(count)
-    changes = {"optimizer": "sgd", "backbone": backbone, "batch_size": args.batch_size}
-    recipe = resolve(member(Recipe(data="noise"), method_name, changes), images, device)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    method = build_method(recipe, count).to(device).to(memory_format=torch.channels_last)
-    loader = Loader(images, args.batch_size, device, seed=0)
-    row = {"method": method_name, "backbone": backbone, "images": count}
+    row = {"method": spec, "backbone": backbone, "images": count}
     row |= {"crops": METHODS[method_name].crops, "networks": METHODS[method_name].networks}
-    method.prepare(loader)  # once to load kernels, once to time it
-    row["calibration_seconds"] = seconds(lambda: method.prepare(loader)) if method_name == "sid" else None
-    optimizer = OPTIMIZERS["sgd"].build(
-        method.parameters(), torch.tensor(recipe.lr, device=device), recipe.momentum, recipe.weight_decay
-    )
-    step = TrainStep(method, optimizer, loader, seed=0, fast=device.type == "cuda")
+    with alone(args.lock, shared=True):
+        images = noise(count)
+        changes = {"optimizer": "sgd", "backbone": backbone, "batch_size": args.batch_size}
+        changes |= dict(change.split("=") for change in settings.split())
+        recipe = resolve(member(Recipe(data="noise"), method_name, changes), images, device)
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        method = build_method(recipe, count).to(device).to(memory_format=torch.channels_last)
+        loader = Loader(images, args.batch_size, device, seed=0)
+        method.prepare(loader)  # loads kernels; timed below
+        optimizer = OPTIMIZERS["sgd"].build(
+            method.parameters(), torch.tensor(recipe.lr, device=device), recipe.momentum, recipe.weight_decay
+        )
+        step = TrainStep(method, optimizer, loader, seed=0, fast=device.type == "cuda")
 
-    def some(steps: int) -> None:
-        for number in range(steps):
-            step(number, 1e-4, 0.0)
+        def some(steps: int) -> None:
+            for number in range(steps):
+                step(number, 1e-4, 0.0)
 
-    row["compilation_seconds"] = seconds(lambda: some(WARM_UP + 2))
-    if not args.compile_only:
+        row["compilation_seconds"] = seconds(lambda: some(WARM_UP + 2))
+    with alone(args.lock):
+        some(10)
         steps = min(loader.batches_per_epoch, args.steps)
         times = [seconds(lambda: some(steps)) / steps for _ in range(3)]
-        row["epoch_seconds"] = statistics.median(times) * loader.batches_per_epoch
-        row["step_ms"] = statistics.median(times) * 1e3
-        row["images_per_second"] = args.batch_size / statistics.median(times)
-        row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
+        row["calibration_seconds"] = seconds(lambda: method.prepare(loader)) if method_name == "sid" else None
+    row["epoch_seconds"] = statistics.median(times) * loader.batches_per_epoch
+    row["step_ms"] = statistics.median(times) * 1e3
+    row["images_per_second"] = args.batch_size / statistics.median(times)
+    row["memory_gb"] = torch.cuda.max_memory_allocated() / 1e9 if device.type == "cuda" else None
     return row
 
 
@@ -99,15 +118,36 @@ def with_ratios(rows: list[dict]) -> list[dict]:
     return rows
 
 
-def compile_first(combinations: list[tuple[str, str, int]], args: argparse.Namespace) -> None:
-    def one(combination: tuple[str, str, int]) -> None:
-        method, backbone, count = combination
-        command = [sys.executable, __file__, "--methods", method, "--backbones", backbone, "--images", str(count)]
-        command += ["--batch-size", str(args.batch_size), "--compile-only"]
-        subprocess.run(command, check=False, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def in_waves(combinations: list[tuple[str, str, int]], args: argparse.Namespace) -> list[dict]:
+    """--jobs processes at a time; none begins to compile while another is being timed."""
+    rows = []
+    with tempfile.NamedTemporaryFile() as lock:
+        for start in range(0, len(combinations), args.jobs):
+            wave = combinations[start : start + args.jobs]
+            running = []
+            for method, backbone, count in wave:
+                command = [sys.executable, __file__, "--methods", method, "--backbones", backbone]
+                command += ["--images", str(count), "--batch-size", str(args.batch_size), "--steps", str(args.steps)]
+                command += ["--lock", lock.name]
+                running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            for (method, backbone, count), process in zip(wave, running, strict=True):
+                output, errors = process.communicate()
+                lines = [line for line in output.splitlines() if line.startswith("{")]
+                failure = {"method": method, "backbone": backbone, "images": count, "failure": errors[-200:]}
+                rows.append(json.loads(lines[-1]) if lines else failure)
+                print(json.dumps(rows[-1]), flush=True)
+    return rows
 
-    with ThreadPoolExecutor(args.jobs) as pool:
-        list(pool.map(one, combinations))
+
+def one_by_one(combinations: list[tuple[str, str, int]], args: argparse.Namespace) -> list[dict]:
+    rows = []
+    for method, backbone, count in combinations:
+        try:
+            rows.append(measure(method, backbone, count, args))
+        except torch.OutOfMemoryError as error:
+            rows.append({"method": method, "backbone": backbone, "images": count, "failure": str(error)[:100]})
+        print(json.dumps(rows[-1]), flush=True)
+    return rows
 
 
 def main() -> None:
@@ -118,34 +158,26 @@ def main() -> None:
     parser.add_argument("--against-n", action="store_true", help=f"the first backbone with N = {ROWS}")
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--steps", type=int, default=1000, help="time at most so many steps of an epoch")
-    parser.add_argument("--jobs", type=int, default=0, help="compile so many side by side first")
-    parser.add_argument("--compile-only", action="store_true")
+    parser.add_argument("--jobs", type=int, default=0, help="compile so many side by side")
+    parser.add_argument("--lock", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     methods, backbones = args.methods.split(","), args.backbones.split(",")
     combinations = [(m, b, args.images) for b in backbones for m in methods]
     if args.against_n:
         combinations = [(m, backbones[0], n) for m in methods for n in ROWS]
-    if args.jobs:
-        compile_first(combinations, args)
-    rows: list[dict] = []
-    for method, backbone, count in combinations:
-        try:
-            rows.append(measure(method, backbone, count, args))
-        except torch.OutOfMemoryError as error:
-            rows.append({"method": method, "backbone": backbone, "images": count, "failure": str(error)[:100]})
-        print(json.dumps(rows[-1]), flush=True)
-        if args.out:  # after every row: the last one may be one too many
-            result = {
-                "title": "Cost against the number of images" if args.against_n else "Cost of an epoch",
-                "command": "python benchmarks/cost.py " + " ".join(sys.argv[1:]),
-                "date": datetime.date.today().isoformat(),
-                "device": describe(choose_device("auto")),
-                "torch": torch.__version__,
-                "rows": with_ratios(rows),
-            }
-            args.out.parent.mkdir(parents=True, exist_ok=True)
-            args.out.write_text(json.dumps(result, indent=2) + "\n")
+    rows = in_waves(combinations, args) if args.jobs else one_by_one(combinations, args)
+    if args.out:
+        result = {
+            "title": "Cost against the number of images" if args.against_n else "Cost of an epoch",
+            "command": "python benchmarks/cost.py " + " ".join(sys.argv[1:]),
+            "date": datetime.date.today().isoformat(),
+            "device": describe(choose_device("auto")),
+            "torch": torch.__version__,
+            "rows": with_ratios(rows),
+        }
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

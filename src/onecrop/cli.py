@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NoReturn
 
-from onecrop.compare import compare
+from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
@@ -17,6 +17,7 @@ from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
+from onecrop.report.results import write_results
 from onecrop.report.tables import result_table
 from onecrop.runs import Run
 from onecrop.train import pretrain
@@ -46,6 +47,12 @@ class Parser(argparse.ArgumentParser):
         return values
 
 
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
+
+
 def pretrain_verb(arguments: Sequence[str]) -> None:
     """learn a backbone from unlabelled images"""
     first = Parser(add_help=False, allow_abbrev=False)
@@ -64,6 +71,18 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("data", nargs="?", help="a folder of images, or one of: " + ", ".join(SOURCES))
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
+    _add_fields(parser, base)
+    values = vars(parser.parse(arguments))
+    changes = {name: value for name, value in values.items() if name not in ("recipe", "resume") and value is not None}
+    if "data" not in changes and not known.recipe and not (known.resume and earlier.recipe_file.exists()):
+        if known.resume:
+            raise UserError(f"nothing to resume in {earlier.folder}: it is not a run folder")
+        raise UserError(f"say what to learn from: onecrop pretrain DATA, a folder or one of {', '.join(SOURCES)}")
+    pretrain(base.override(changes), resume=values["resume"])
+
+
+def _add_fields(parser: Parser, base: Recipe) -> None:
+    """A flag for every field of the recipe and of its method's settings, with the default it has in `base`."""
     for title, owner, part in (
         ("recipe", Recipe, base),
         (f"settings of {base.method}", type(base.settings), base.settings),
@@ -75,13 +94,6 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
                 default = getattr(part, name)
                 shown = f"{text} [{'auto' if default is None else default}]".replace("%", "%%").strip()
                 group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
-    values = vars(parser.parse(arguments))
-    changes = {name: value for name, value in values.items() if name not in ("recipe", "resume") and value is not None}
-    if "data" not in changes and not known.recipe and not (known.resume and earlier.recipe_file.exists()):
-        if known.resume:
-            raise UserError(f"nothing to resume in {earlier.folder}: it is not a run folder")
-        raise UserError(f"say what to learn from: onecrop pretrain DATA, a folder or one of {', '.join(SOURCES)}")
-    pretrain(base.override(changes), resume=values["resume"])
 
 
 def evaluate_verb(arguments: Sequence[str]) -> None:
@@ -107,7 +119,7 @@ def compare_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("data", help="labelled data set or folder of classes")
     parser.add_argument("--methods", default=",".join(METHODS), help="of: " + ", ".join(METHODS))
     parser.add_argument("--backbones", default="resnet18", help="of: " + ", ".join(TABLES["backbones"]))
-    parser.add_argument("--seeds", type=int, default=1, help="runs of each [1]")
+    parser.add_argument("--seeds", type=_count, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--out", default="runs/compare", help="folder of the runs and the table [runs/compare]")
     group = parser.add_argument_group("fields of every recipe (default: as in each method's own)")
@@ -116,14 +128,44 @@ def compare_verb(arguments: Sequence[str]) -> None:
             wanted, text = describe_hint(hint)
             group.add_argument(flag(name), metavar=wanted, help=text.replace("%", "%%"), default=argparse.SUPPRESS)
     values = vars(parser.parse(arguments))
-    if values["seeds"] < 1:
-        raise UserError(f"--seeds {values['seeds']} is too small: it must be at least 1")
     names = {key: values.pop(key).split(",") for key in ("methods", "backbones", "evaluations")}
     seeds, out = values.pop("seeds"), Path(values.pop("out"))
     base = Recipe().override(values)
     values.pop("seed", None)  # the first of the seeds
     print("\n" + compare(base, **names, seeds=seeds, out=out, overrides=values).read_text())
     print(f"{out}/comparison.md, .csv, .tex, .png")
+
+
+def sweep_verb(arguments: Sequence[str]) -> None:
+    """train and score one recipe with several changes; one table"""
+    first = Parser(add_help=False, allow_abbrev=False)
+    for option in ("--method", "--recipe"):
+        first.add_argument(option)
+    known, _ = first.parse_known_args(arguments)
+    base = named(known.recipe) if known.recipe else Recipe()
+    if known.method:
+        base = base.override({"method": known.method})
+    parser = Parser(prog="onecrop sweep", description=sweep_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("data", help="labelled data set or folder of classes")
+    parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
+    parser.add_argument("--try", dest="tries", action="append", metavar="CHANGES", help='a run: "lr=0.1 dim=256"')
+    parser.add_argument("--seeds", type=_count, default=1, help="runs of each [1]")
+    parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
+    _add_fields(parser, base)
+    values = vars(parser.parse(arguments))
+    values.pop("recipe")
+    tries, seeds = values.pop("tries") or [""], values.pop("seeds")
+    evaluations, out = values.pop("evaluations").split(","), Path(values.pop("out", "runs/sweep"))
+    print("\n" + sweep(base.override(values), tries, seeds, out, evaluations).read_text())
+
+
+def results_verb(arguments: Sequence[str]) -> None:
+    """make the page of results from a folder of result files"""
+    parser = Parser(prog="onecrop results", description=results_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="of comparison.json and other result files")
+    parser.add_argument("--out", type=Path, help="the Markdown page [FOLDER.md]")
+    values = parser.parse(arguments)
+    print(write_results(values.folder, values.out or values.folder.with_suffix(".md")))
 
 
 def demo_verb(arguments: Sequence[str]) -> None:
@@ -151,6 +193,8 @@ VERBS = {
     "pretrain": pretrain_verb,
     "evaluate": evaluate_verb,
     "compare": compare_verb,
+    "sweep": sweep_verb,
+    "results": results_verb,
     "demo": demo_verb,
     "list": list_verb,
 }

@@ -28,6 +28,7 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "batch_size": ("at least 2", lambda x: x >= 2),  # batch norm needs two
     "image_size": ("between 8 and 4096", lambda x: 8 <= x <= 4096),
     "subset": ("at least 1", lambda x: x >= 1),
+    "holdout": _NOT_NEGATIVE,
     "seed": ("between 0 and 2^32 − 1", lambda x: 0 <= x < 2**32),
     "probe_every": _NOT_NEGATIVE,
     "lr": _POSITIVE,
@@ -70,6 +71,7 @@ class Recipe:
     out: Annotated[str, "the run folder to write"] = "runs/run"
     data_dir: Annotated[str, "where named data sets lie, or are downloaded to"] = "data"
     subset: Annotated[int | None, "train on so many images, drawn at random"] = None
+    holdout: Annotated[int, "keep so many training images aside, to score on in place of the test part"] = 0
     skip_broken: Annotated[bool, "leave unreadable images out instead of stopping"] = False
     method: Annotated[str, "how to learn"] = "sid"
     settings: Annotated[Settings, "the method's own settings"] = None  # type: ignore[assignment]
@@ -160,7 +162,7 @@ class Recipe:
         return cls(method=content.get("method", "sid")).override({**content, **settings})
 
     def request(self) -> Request:
-        return Request(self.data_dir, self.image_size, self.subset, self.seed, self.skip_broken)
+        return Request(self.data_dir, self.image_size, self.subset, self.holdout, self.seed, self.skip_broken)
 
 
 def flag(name: str) -> str:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+from importlib.util import find_spec
 
 import pytest
 
@@ -10,7 +11,7 @@ from onecrop.cli import main
 from onecrop.compare import member
 from onecrop.files import read_json_lines
 from onecrop.methods import METHODS
-from onecrop.report.comparison import as_csv, cell, collect, latex, markdown
+from onecrop.report.comparison import add_to_plan, as_csv, cell, collect, latex, markdown
 
 SMALL = "--backbones tiny --subset 128 --image-size 16 --batch-size 64 --epochs 1 --optimizer adamw --lr 0.001".split()
 
@@ -72,11 +73,45 @@ def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):
 
 
 def test_a_timm_member_that_never_began_keeps_its_name(tmp_path):
-    (tmp_path / "sid-timm-vit_tiny_patch16_224-0").mkdir()
-    (tmp_path / "sid-timm-vit_tiny_patch16_224-0" / "failure.txt").write_text("no small stem")
-    assert collect(tmp_path) == [
-        {"method": "sid", "backbone": "timm/vit_tiny_patch16_224", "seeds": 0, "failure": "no small stem"}
-    ]
+    recipe = Recipe(backbone="timm/vit_tiny_patch16_224") if find_spec("timm") else Recipe(backbone="tiny")
+    name = f"sid-{recipe.backbone.replace('/', '-')}-0"
+    add_to_plan(tmp_path, {name: recipe.to_json()})
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "failure.txt").write_text("no small stem")
+    assert collect(tmp_path) == [{"method": "sid", "backbone": recipe.backbone, "seeds": 0, "failure": "no small stem"}]
+
+
+def test_a_sweep_has_a_column_for_what_was_varied(tmp_path, capsys):
+    out = tmp_path / "s"
+    small = "--backbone tiny --subset 128 --image-size 16 --batch-size 64 --epochs 1 --dim 16 --hidden 32".split()
+    arguments = ["sweep", "shapes", "--out", str(out), *small, "--with", "knn", "--holdout", "100"]
+    assert main([*arguments, "--try", "", "--try", "kl-weight=0 lr=0.01"]) == 0
+    rows = table(out)
+    assert [(row["kl_weight"], row["lr"]) for row in rows] == [("20.0", "0.02"), ("0.0", "0.01")]
+    assert all(float(row["knn"]) > 0 for row in rows)
+    (result,) = read_json_lines(out / "unchanged-0" / "results.jsonl")
+    assert (result["split"], result["num_train"], result["num_test"]) == ("100 training images held out", 3900, 100)
+    assert main([*arguments, "--try", "temperature=0.1"]) == 0  # a later try joins the table
+    assert len(table(out)) == 3
+
+    capsys.readouterr()
+    for changes, words in (("lr", "field=value"), ("learning=1", "did you mean"), ("lr=-1", "--lr -1")):
+        assert main([*arguments, "--try", changes]) == 1
+        assert words in capsys.readouterr().err
+
+    results = tmp_path / "results"
+    results.mkdir()
+    assert main(["results", str(results)]) == 1
+    assert "no result files" in capsys.readouterr().err
+    (results / "a.json").write_bytes((out / "comparison.json").read_bytes())
+    assert main(["results", str(results)]) == 0
+    page = (tmp_path / "results.md").read_text()
+    assert "torch" in page
+    assert "| kl weight |" in page
+    assert f"{float(rows[0]['knn']):.1f}" in page
+    (results / "b.json").write_text("{}")
+    assert main(["results", str(results)]) == 1
+    assert "b.json is not a result file" in capsys.readouterr().err
 
 
 def test_a_failed_member_says_why_and_the_others_go_on(tmp_path):
@@ -93,7 +128,7 @@ def test_wrong_names_are_refused_before_anything_is_trained(tmp_path, capsys):
     for arguments, words in (
         (["--methods", "sid,simclear"], "did you mean 'simclr'"),
         (["--with", "kn"], "did you mean 'knn'"),
-        (["--seeds", "0"], "--seeds 0"),
+        (["--seeds", "0"], "--seeds: 0 is not"),
         (["--epochs", "0"], "--epochs 0"),
     ):
         assert main(["compare", "shapes", "--out", str(tmp_path / "c"), *arguments]) == 1

@@ -272,3 +272,18 @@ def test_pictures_of_every_kind(tmp_path):
     assert pixels["transparent.png"].min() == 255
     assert pixels["cmyk.jpg"][0].min() > 200
     assert pixels["cmyk.jpg"][1:].max() < 60
+
+
+def test_holdout_parts_the_training_set_and_never_touches_the_test_part():
+    whole = load("shapes", "train", Request(image_size=8))
+    request = Request(image_size=8, holdout=1000)
+    train, aside = load("shapes", "train", request), load("shapes", "test", request)
+    assert (len(train), len(aside)) == (3000, 1000)
+    both = np.concatenate([train.images, aside.images])
+    assert sorted(x.tobytes() for x in both) == sorted(x.tobytes() for x in whole.images)
+    again = load("shapes", "train", Request(image_size=8, holdout=1000, seed=5, subset=500))  # whatever the seed
+    mine = {x.tobytes() for x in train.images}
+    assert len(again) == 500
+    assert all(x.tobytes() in mine for x in again.images)
+    with pytest.raises(UserError, match="leaves none"):
+        load("shapes", "train", Request(image_size=8, holdout=4000))

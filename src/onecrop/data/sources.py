@@ -25,6 +25,7 @@ class Request:
     data_dir: str = "data"
     image_size: int | None = None
     subset: int | None = None  # so many training images, at random
+    holdout: int = 0  # so many training images, always the same ones, serve as the test part
     seed: int = 0
     skip_broken: bool = False
 
@@ -32,6 +33,8 @@ class Request:
 def load(name: str, split: str = "train", request: Request | None = None) -> ImageSet:
     """A named set or a folder -> its "train" or "test" part."""
     request = request or Request()
+    if request.holdout:
+        return _held_out(name, split, request)
     if name in SOURCES:
         images = SOURCES[name](split, request)
     elif Path(name).is_dir():
@@ -41,6 +44,17 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
     else:
         raise unknown("data set (and no such folder)", name, SOURCES)
     return replace(images, name=name)  # as it was asked for: result rows are matched by it
+
+
+def _held_out(name: str, split: str, request: Request) -> ImageSet:
+    """The training part in two: settings are chosen on what nobody learned from, and the test part stays unseen."""
+    whole = load(name, "train", replace(request, holdout=0, subset=None))
+    if request.holdout >= len(whole):
+        raise UserError(f"--holdout {request.holdout} leaves none of the {len(whole)} images of {name} to learn from")
+    aside = np.zeros(len(whole), bool)
+    aside[subset_index(len(whole), request.holdout, seed=0)] = True
+    part = replace(whole.take(np.flatnonzero(aside if split == "test" else ~aside)), name=name)
+    return _in_memory(part, split, request)
 
 
 class Labelled(NamedTuple):
@@ -56,12 +70,13 @@ def load_labelled(name: str, request: Request) -> Labelled:
     whole = replace(request, subset=None)
     train = load(name, "train", whole)
     labels = train.need_labels()
-    if name in SOURCES or _split_folders(Path(name)):
+    if request.holdout or name in SOURCES or _split_folders(Path(name)):
         test = load(name, "test", whole)
         test.need_labels()
         if test.classes != train.classes:
             raise UserError(f"{name}: the test part has other classes than the training part")
-        return Labelled(train, test, "official" if name in SOURCES else "folders")
+        official = "official" if name in SOURCES else "folders"
+        return Labelled(train, test, f"{request.holdout} training images held out" if request.holdout else official)
     held_out = np.zeros(len(train), bool)
     for label, name_of_class in enumerate(train.classes):
         members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))

@@ -58,6 +58,7 @@ def evaluate(
     request = Request(
         begun.get("data_dir", "data") if data_dir is None else data_dir,
         facts["image_size"],
+        holdout=begun.get("holdout", 0) if data is None else 0,
         skip_broken=begun.get("skip_broken", False) if skip_broken is None else skip_broken,
     )
     probe = Probe(facts["image_size"], choose_device(device), seed, k)

@@ -9,20 +9,36 @@ from pathlib import Path
 from typing import Any
 
 from onecrop.errors import UserError
-from onecrop.files import read_json_lines, write_atomically
+from onecrop.files import read_json_lines, write_atomically, write_json
 from onecrop.report.plots import plot_cost
 
+PLAN = "plan.json"  # folder name of each member -> its recipe
 FAILURE = "failure.txt"  # in a member's folder: why it has no result
 
 Row = dict[str, Any]
 
 
+def add_to_plan(folder: Path, members: dict[str, Any]) -> None:
+    """Folder name -> recipe of every member, those of earlier calls included."""
+    earlier = read_plan(folder) if (folder / PLAN).exists() else {}
+    write_json(folder / PLAN, {**earlier, **members})
+
+
+def read_plan(folder: Path) -> dict[str, Any]:
+    try:
+        plan = json.loads((folder / PLAN).read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{folder / PLAN} cannot be read: {error}") from None
+    return plan if isinstance(plan, dict) else {}
+
+
 def write_comparison(folder: Path) -> Path:
-    """Read every run below `folder` and write comparison.{md,csv,tex,png} there -> the Markdown file."""
+    """Read every run below `folder` and write comparison.{md,csv,tex,json,png} there -> the Markdown file."""
     rows = collect(folder)
     write_atomically(folder / "comparison.md", markdown(rows).encode())
     write_atomically(folder / "comparison.csv", as_csv(rows).encode())
     write_atomically(folder / "comparison.tex", latex(rows).encode())
+    write_json(folder / "comparison.json", {**_facts(folder), "rows": rows})
     scored = [row for row in rows if row.get("minutes")]
     if scored:
         try:
@@ -32,21 +48,48 @@ def write_comparison(folder: Path) -> Path:
     return folder / "comparison.md"
 
 
+def _facts(folder: Path) -> Row:
+    """What the rows of a published table need beside them, from the first run that began."""
+    for file in sorted(folder.glob("*/provenance.json")):
+        begun = json.loads(file.read_text())
+        return {
+            "title": folder.name,
+            "command": begun["command"],
+            "date": begun["date"][:10],
+            "device": begun["device"],
+            "torch": begun["versions"]["torch"],
+        }
+    return {"title": folder.name}
+
+
 def collect(folder: Path) -> list[Row]:
-    """One row a method and backbone, over its seeds."""
-    groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
-    for recipe_file in sorted(folder.glob("*/recipe.json")):
-        member = _read(recipe_file.parent)
-        groups[member["backbone"], member["method"]].append(member)
-    for failure in sorted(folder.glob(f"*/{FAILURE}")):
-        if not (failure.parent / "recipe.json").exists():  # failed before it began
-            method, _, rest = failure.parent.name.partition("-")
-            backbone = rest.rpartition("-")[0].replace("timm-", "timm/", 1)
-            groups[backbone, method].append({"failure": failure.read_text()})
-    return [_summary(method, backbone, members) for (backbone, method), members in sorted(groups.items())]
+    """One row a recipe, over its seeds; fields in which recipes of one method differ are columns."""
+    plan = read_plan(folder)
+    flat = {name: _flat(recipe) for name, recipe in plan.items()}
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, recipe in flat.items():
+        groups[json.dumps(recipe, sort_keys=True)].append(name)
+    rows = []
+    for names in groups.values():
+        first = flat[names[0]]
+        alike = [recipe for recipe in flat.values() if recipe["method"] == first["method"]]
+        varied = [key for key in first if key != "backbone" and len({str(recipe.get(key)) for recipe in alike}) > 1]
+        members = [_read(folder / name) for name in names]
+        rows.append(_summary(first, varied, members))
+    return sorted(rows, key=lambda row: (row["backbone"], row["method"]))
+
+
+def _flat(recipe: Row) -> Row:
+    """Fields and settings side by side, without those that do not tell recipes apart."""
+    own = {key: value for key, value in recipe.items() if key not in ("settings", "seed", "out", "data_dir", "device")}
+    return own | recipe["settings"]
 
 
 def _read(run: Path) -> Row:
+    if (run / FAILURE).exists():
+        return {"failure": (run / FAILURE).read_text()}
+    if not (run / "recipe.json").exists():  # not begun
+        return {}
     recipe = json.loads((run / "recipe.json").read_text())
     provenance = json.loads((run / "provenance.json").read_text())
     metrics = read_json_lines(run / "metrics.jsonl")
@@ -57,31 +100,29 @@ def _read(run: Path) -> Row:
         and "step" not in r
         and r["data"] == recipe["data"]  # not transfers, nor probes on the way
     ]
-    row: Row = {key: recipe[key] for key in ("method", "backbone", "epochs", "seed", "batch_size", "optimizer", "data")}
-    row |= {"crops": provenance["crops"], "networks": provenance["networks"], "device": provenance["device"]}
-    if (run / FAILURE).exists():
-        row["failure"] = (run / FAILURE).read_text()
-    elif metrics:
+    row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in results}}
+    row |= {"crops": provenance["crops"], "networks": provenance["networks"]}
+    if metrics:
         row["minutes"] = sum(m["seconds"] for m in metrics) / 60
         row["images_per_second"] = statistics.median(m["images_per_second"] for m in metrics)
         memory = [m["peak_memory"] for m in metrics if m["peak_memory"]]
         row["memory_gb"] = max(memory) / 1e9 if memory else None
-        row["scores"] = {r["evaluation"]: r["accuracy"] for r in results}
     return row
 
 
-def _summary(method: str, backbone: str, members: list[Row]) -> Row:
+def _summary(planned: Row, varied: list[str], members: list[Row]) -> Row:
     good = [m for m in members if m.get("scores")]
-    row: Row = {"method": method, "backbone": backbone, "seeds": len(good)}
+    recipe = good[0]["recipe"] if good else planned  # of a run: with the values that were chosen for it
+    row: Row = {key: recipe[key] for key in ("method", "backbone")}
+    row |= {key: recipe[key] for key in varied} | {"seeds": len(good)}
     failures = [m["failure"] for m in members if "failure" in m]
     if failures:
         row["failure"] = failures[0]
     if good:
-        row |= {
-            key: good[0][key] for key in ("crops", "networks", "epochs", "batch_size", "optimizer", "data", "device")
-        }
+        row |= {key: recipe[key] for key in ("data", "epochs", "batch_size", "optimizer")}
+        row |= {key: good[0][key] for key in ("crops", "networks")}
         for key in ("minutes", "images_per_second", "memory_gb"):
-            values = [m[key] for m in good if m[key] is not None]
+            values = [m[key] for m in good if m.get(key) is not None]
             row[key] = statistics.mean(values) if values else None
         for name in good[0]["scores"]:
             values = [m["scores"][name] for m in good if name in m["scores"]]
@@ -90,15 +131,19 @@ def _summary(method: str, backbone: str, members: list[Row]) -> Row:
 
 
 def columns(rows: list[Row]) -> list[str]:
-    scores = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, tuple)))
-    fixed = ["method", "backbone", "epochs", "seeds", "batch_size", "optimizer", "crops", "networks"]
-    return [*fixed, *scores, "minutes", "images_per_second", "memory_gb", "failure"]
+    """In which order: what was run, what it scored, what it cost."""
+    first = ["method", "backbone", "epochs", "seeds", "optimizer", "batch_size", "crops", "networks"]
+    last = ["minutes", "images_per_second", "memory_gb", "failure"]
+    names = dict.fromkeys(name for row in rows for name in row if name not in ("data", *first, *last))
+    scores = [name for name in names if any(isinstance(row.get(name), tuple | list) for row in rows)]
+    varied = [name for name in names if name not in scores]
+    return [*first, *varied, *scores, *last]
 
 
 def cell(value: Any, plus_minus: str = "±") -> str:
     if value is None:
         return "–"
-    if isinstance(value, tuple):
+    if isinstance(value, tuple | list):
         mean, spread = value
         return f"{mean:.1f}" if spread is None else f"{mean:.1f} {plus_minus} {spread:.1f}"
     if isinstance(value, float):

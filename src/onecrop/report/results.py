@@ -1,0 +1,48 @@
+"""The page of results, made from result files: each file one section, with all that is needed to get it again.
+
+A result file is JSON: title, command, date, device, torch, optional notes, and rows. `onecrop compare`, `onecrop sweep`
+(comparison.json) and the benchmarks write such files.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from onecrop.errors import UserError
+from onecrop.files import write_atomically
+from onecrop.report.comparison import markdown
+
+HEAD = """# Results
+
+Made by `onecrop results {folder}` from the files of that folder; not written by hand. How experiments went, the failed
+ones too: [log.md](log.md).
+"""
+
+
+def write_results(folder: Path, out: Path) -> Path:
+    """Every *.json of `folder`, in the order of their names -> one Markdown page."""
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise UserError(f"no result files (*.json) in {folder}: run onecrop compare or a benchmark first")
+    sections = [section(_read(file)) for file in files]
+    write_atomically(out, "\n".join([HEAD.format(folder=folder), *sections]).encode())
+    return out
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UserError(f"{file} cannot be read: {error}") from None
+    missing = [key for key in ("title", "command", "date", "device", "torch", "rows") if key not in content]
+    if missing:
+        raise UserError(f"{file} is not a result file: it has no {missing[0]}")
+    return dict(content)
+
+
+def section(result: dict[str, Any]) -> str:
+    notes: Sequence[str] = result.get("notes", ())
+    lines = [f"## {result['title']}", "", f"{result['date']}, {result['device']}, torch {result['torch']}.", *notes]
+    lines += ["", f"    {result['command']}", "", markdown(result["rows"])]
+    return "\n".join(lines)
