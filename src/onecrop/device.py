@@ -56,6 +56,13 @@ def free_memory(device: torch.device) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """From here on a run of its own: a process may have trained another one before."""
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+
+
 def peak_memory(device: torch.device) -> int | None:
     """Bytes the run has held on the GPU at most."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None

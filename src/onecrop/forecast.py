@@ -10,18 +10,18 @@ from onecrop.augment import central_crop
 from onecrop.data import Loader
 from onecrop.device import free_memory
 from onecrop.errors import UserError
-from onecrop.losses.instance import BLOCK_ELEMENTS, DENSE_ELEMENTS
+from onecrop.losses.instance import cosines_held
 from onecrop.methods import METHODS, Method
 from onecrop.recipe import Recipe
 
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 
 
-def need_memory(recipe: Recipe, num_images: int, device: torch.device) -> None:
+def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch.device) -> None:
     """Refuse, before anything is built, a run whose tables alone are more than the device has free."""
     assert recipe.precision is not None, "the recipe is not resolved"
     dtype = getattr(torch, recipe.precision)
-    parts = METHODS[recipe.method].tables(recipe.settings, num_images, recipe.batch_size, dtype)
+    parts = METHODS[recipe.method].tables(recipe.settings, feature_dim, num_images, recipe.batch_size, dtype)
     if "classifier" in parts:
         moments = 2 if recipe.optimizer == "adamw" else 1
         parts |= {"gradient": parts["classifier"], "momentum": moments * parts["classifier"]}
@@ -29,12 +29,12 @@ def need_memory(recipe: Recipe, num_images: int, device: torch.device) -> None:
     if free is None or needed <= free:
         return
     kinds = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items())
-    remedy = "--queue-size or --dim" if "queue" in parts else "--subset or --dim"
+    remedy = "lower --queue-size or --dim" if "queue" in parts else "lower --subset or --dim"
     if "classifier" in parts:
-        remedy += ", or take --method sid, whose bank has no gradient"
+        remedy = "lower --subset, or take --method sid, whose bank has no gradient"
     raise UserError(
-        f"{recipe.method} over {num_images:,} images with --dim {recipe.flat()['dim']} needs at least "
-        f"{_readable(needed)} ({kinds}), and {_readable(free)} are free on {device}: lower {remedy}"
+        f"{recipe.method} over {num_images:,} images needs at least {_readable(needed)} ({kinds}), "
+        f"and {_readable(free)} are free on {device}: {remedy}"
     )
 
 
@@ -43,12 +43,9 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
     parameters = _bytes(method.parameters())
     bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
     cosines = 0
-    if bank:
-        rows = len(method.get_buffer("bank.weight"))
-        elements = loader.batch_size * rows
-        elements = elements if elements <= DENSE_ELEMENTS else BLOCK_ELEMENTS
-        cosines = elements * (4 + dtype.itemsize)  # in float32, and their slopes in the bank's format
-    tables = method.tables(method.settings, loader.num_images, loader.batch_size, dtype)
+    if bank:  # in float32, and their slopes in the bank's format
+        cosines = cosines_held(loader.batch_size, method.get_buffer("bank.weight")) * (4 + dtype.itemsize)
+    tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
     return {
         "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
         "bank": bank,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Labelled, load_labelled
-from onecrop.device import choose_device, choose_precision, describe, peak_memory, tune
+from onecrop.device import choose_device, choose_precision, describe, peak_memory, reset_peak_memory, tune
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
@@ -39,6 +39,7 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
         recipe = replace(recipe, backbone=module_name(backbone))
     device = choose_device(recipe.device)
     tune(device)
+    reset_peak_memory(device)
     run = Run(recipe.out)
     if run.finished and resume:
         run.refuse_changes(recipe)
@@ -46,7 +47,8 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
         return run.folder
     images = load(recipe.data, "train", recipe.request())
     recipe = resolve(recipe, images, device)
-    need_memory(recipe, len(images), device)
+    network = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, backbone)
+    need_memory(recipe, network.dim, len(images), device)
     sets = None
     if recipe.probe_every:
         sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels

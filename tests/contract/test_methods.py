@@ -235,3 +235,21 @@ def test_feature_map_pools_to_the_features(name):
     torch.manual_seed(0)
     backbone, x = BACKBONES[name]("small").eval(), torch.randn(2, 3, 32, 32)
     torch.testing.assert_close(feature_map(backbone, x).mean((2, 3)), backbone(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("cutmix", [0.0, 0.5])
+def test_pid_is_the_papers_first_equation(cutmix):
+    """−Σ_k y_k·log p_k, p = softmax(w·z) over all images, y smoothed by ε and mixed as the pictures are."""
+    made, loader = build("pid", cutmix=cutmix, smoothing=0.2)
+    batch = loader.batch(0)
+    x, partner, mix = made.cutmix(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
+    z, w = made.backbone(x).double(), made.classifier.detach().double()
+    expected = 0.0
+    for i in range(8):
+        log_p = torch.log_softmax(w @ z[i], 0)
+        y = torch.full((50,), 0.2 / 50, dtype=torch.float64)
+        other = batch.index[i] if partner is None else batch.index[partner[i]]
+        y[batch.index[i]] += 0.8 * float(mix)
+        y[other] += 0.8 * (1 - float(mix))
+        expected -= float((y * log_p.detach()).sum()) / 8
+    assert made(batch)["cross_entropy"].item() == pytest.approx(expected, rel=1e-5)

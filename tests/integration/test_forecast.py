@@ -46,7 +46,7 @@ def test_the_forecast_leaves_the_run_as_it_was():
 @pytest.mark.parametrize("method", METHODS)
 def test_tables_are_as_large_as_was_said_before_they_were_built(method):
     made, loader = build(method)
-    said = made.tables(made.settings, loader.num_images, loader.batch_size, torch.float32)
+    said = made.tables(made.settings, made.backbone.dim, loader.num_images, loader.batch_size, torch.float32)
     held = {name: t for name, t in made.state_dict().items() if name in ("bank.weight", "classifier", "queue.rows")}
     assert {name.partition(".")[0]: t.nbytes for name, t in held.items()} == {
         name: size for name, size in said.items() if name != "logits"
@@ -59,8 +59,8 @@ def test_tables_are_as_large_as_was_said_before_they_were_built(method):
 @pytest.mark.parametrize(
     ("method", "changes", "needed", "words"),
     [
-        ("pid", {"dim": 32}, 3 * 256 * 32 * 4 + 2 * 64 * 256 * 4, "--dim, or take --method sid"),
-        ("pid", {"dim": 32, "optimizer": "adamw"}, 4 * 256 * 32 * 4 + 2 * 64 * 256 * 4, "momentum 65.5 kB"),
+        ("pid", {}, 3 * 256 * 256 * 4 + 2 * 64 * 256 * 4, "lower --subset, or take --method sid"),
+        ("pid", {"optimizer": "adamw"}, 4 * 256 * 256 * 4 + 2 * 64 * 256 * 4, "momentum 524 kB"),
         ("sid", {"dim": 2048}, 256 * 2048 * 4, "lower --subset or --dim"),
         ("npid", {"dim": 128}, 256 * 128 * 4, "bank 131 kB"),
         ("moco", {"dim": 16, "queue_size": 10_000}, 10_000 * 16 * 4, "lower --queue-size or --dim"),
@@ -71,12 +71,12 @@ def test_tables_that_do_not_fit_are_refused_before_anything_is_built(
 ):
     recipe = small_recipe.override({"method": method, "precision": "float32", **changes})
     monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: needed)
-    need_memory(recipe, 256, CPU)  # just fits
+    need_memory(recipe, 256, 256, CPU)  # just fits
     monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: None)
-    need_memory(recipe, 256, CPU)  # nobody knows
+    need_memory(recipe, 256, 256, CPU)  # nobody knows
     monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: needed - 1)
     monkeypatch.setattr("onecrop.train.build_method", None)
-    with pytest.raises(UserError, match=f"{method} over 256 images with --dim {changes['dim']} needs") as caught:
+    with pytest.raises(UserError, match=f"{method} over 256 images needs") as caught:
         pretrain(recipe)
     assert words in str(caught.value)
     assert not (tmp_path / "run").exists()
@@ -85,7 +85,7 @@ def test_tables_that_do_not_fit_are_refused_before_anything_is_built(
 def test_methods_without_a_table_are_never_refused(small_recipe, monkeypatch):
     monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: 0)
     for method in ("simclr", "simsiam", "byol", "jigclu"):
-        need_memory(small_recipe.override({"method": method, "precision": "float32"}), 10**9, CPU)
+        need_memory(small_recipe.override({"method": method, "precision": "float32"}), 256, 10**9, CPU)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/meminfo")

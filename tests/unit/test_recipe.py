@@ -59,19 +59,6 @@ def test_every_rival_has_a_recipe_for_small_images_and_compare_takes_it(method):
     assert (compared.lr, compared.weight_decay, compared.settings) == (recipe.lr, recipe.weight_decay, recipe.settings)
 
 
-def test_pid_on_small_images_follows_the_released_code():
-    recipe = named("pid-small")
-    assert recipe.lr / recipe.batch_size == pytest.approx(0.03 / 256)
-    ours = recipe.settings
-    assert (recipe.momentum, recipe.weight_decay, ours.temperature, ours.dim, ours.crop_scale) == (
-        0.9,
-        1e-4,
-        0.2,
-        128,
-        0.2,
-    )
-
-
 def test_settings_of_another_type_are_refused():
     with pytest.raises(UserError, match="SidSettings"):
         Recipe(settings=METHODS["sid"].__mro__[1].Settings())  # the base settings

@@ -157,6 +157,16 @@ def _read(
     return normalisers, nearest == target, dz
 
 
+def cosines_held(batch: int, rows: Tensor) -> int:
+    """How many cosines are in memory at a time for a bank like `rows`: none where kernels sweep over short rows."""
+    if rows.is_cuda:
+        from onecrop.losses import sweep
+
+        if sweep.takes(rows, 1.0):
+            return 0
+    return batch * len(range(len(rows))[_blocks(batch, len(rows))[0]])
+
+
 def _blocks(batch: int, num_rows: int) -> list[slice]:
     """The bank in blocks of rows: one, where all cosines may be held at a time."""
     width = num_rows if batch * num_rows <= DENSE_ELEMENTS else max(1, BLOCK_ELEMENTS // batch)

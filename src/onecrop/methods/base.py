@@ -41,7 +41,9 @@ class Method(nn.Module, ABC):
         """Named loss terms; the objective is their sum."""
 
     @classmethod
-    def tables(cls, settings: Any, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+    def tables(
+        cls, settings: Any, feature_dim: int, num_images: int, batch_size: int, dtype: torch.dtype
+    ) -> dict[str, int]:
         """Bytes by kind that the method cannot do without beside its network; a "classifier" is trained, others not."""
         return {}
 

@@ -50,7 +50,9 @@ class Moco(Method):
         self.augment = augmentation(settings, image_size)
 
     @classmethod
-    def tables(cls, settings: MocoSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+    def tables(
+        cls, settings: MocoSettings, feature_dim: int, num_images: int, batch_size: int, dtype: torch.dtype
+    ) -> dict[str, int]:
         return {"queue": settings.queue_size * settings.dim * dtype.itemsize}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:

@@ -47,7 +47,9 @@ class Npid(Method):
         self.augment = augmentation(settings, image_size)
 
     @classmethod
-    def tables(cls, settings: NpidSettings, num_images: int, batch_size: int, dtype: torch.dtype) -> dict[str, int]:
+    def tables(
+        cls, settings: NpidSettings, feature_dim: int, num_images: int, batch_size: int, dtype: torch.dtype
+    ) -> dict[str, int]:
         return {"bank": num_images * settings.dim * dtype.itemsize}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
