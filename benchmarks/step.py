@@ -1,6 +1,7 @@
 """How fast is a training step, where does the time go, and how near is it to what the device can do?
 
     python benchmarks/step.py [--optimizer sgd|muon] [--backbone resnet18] [--images 50000] [--out FILE.json]
+    python benchmarks/step.py --picture docs/benchmarks/step.png docs/benchmarks/step-*.json
 
 Noise stands in for images: the time does not depend on them. Stages are measured apart, each captured as a graph, so
 their sum may differ from the whole. The ceiling is a large matrix product in the same run.
@@ -74,6 +75,31 @@ def ceiling(device: torch.device) -> float:
     return 2 * size**3 / milliseconds(lambda: a @ b) / 1e9
 
 
+def picture(files: list[Path], path: Path) -> None:
+    """One bar a result file: its stages end to end, and a mark where the whole step ends."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    results = [json.loads(file.read_text()) for file in files]
+    figure, axis = plt.subplots(figsize=(8, 1.2 + 0.6 * len(files)), layout="constrained")
+    names = [f"{r['settings']['backbone']}, {r['settings']['size']} px, {r['settings']['optimizer']}" for r in results]
+    left = [0.0] * len(results)
+    for stage in results[0]["stages"]:
+        widths = [result["stages"][stage] for result in results]
+        axis.barh(names, widths, left=left, label=stage, height=0.6)
+        left = [a + b for a, b in zip(left, widths, strict=True)]
+    for number, result in enumerate(results):
+        axis.plot([result["milliseconds"]] * 2, [number - 0.4, number + 0.4], color="black", linewidth=2)
+        axis.annotate(
+            f"  {result['images_per_second']:,.0f} images/s", (max(left[number], result["milliseconds"]), number)
+        )
+    axis.set(xlabel="ms: stages measured apart; black: the whole step", xlim=(0, 1.3 * max(left)))
+    axis.legend(ncols=3, loc="lower left", bbox_to_anchor=(0, 1), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--optimizer", default="sgd", choices=sorted(OPTIMIZERS))
@@ -86,7 +112,12 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--streamed", action="store_true", help="keep the images in a memory map, not on the device")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--picture", type=Path, help="draw result files instead of measuring")
+    parser.add_argument("files", type=Path, nargs="*")
     args = parser.parse_args()
+    if args.picture:
+        picture(args.files, args.picture)
+        return
 
     device = choose_device("auto")
     tune(device)
@@ -157,7 +188,7 @@ def main() -> None:
     result = {
         "device": describe(device),
         "torch": torch.__version__,
-        "settings": {k: v for k, v in vars(args).items() if k != "out"},
+        "settings": {k: v for k, v in vars(args).items() if k not in ("out", "picture", "files")},
         "milliseconds": whole,
         "spread": [min(times), max(times)],
         "images_per_second": args.batch_size / whole * 1e3,
