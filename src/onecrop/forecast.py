@@ -10,6 +10,7 @@ from onecrop.augment import central_crop
 from onecrop.data import Loader
 from onecrop.losses.instance import BLOCK_ELEMENTS, DENSE_ELEMENTS
 from onecrop.methods import Method
+from onecrop.progress import readable
 
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 
@@ -64,13 +65,5 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
 
 
 def describe_memory(parts: dict[str, int]) -> str:
-    names = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items() if size)
-    return f"memory to expect: {_readable(sum(parts.values()))} ({names})"
-
-
-def _readable(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    names = ", ".join(f"{name} {readable(size)}" for name, size in parts.items() if size)
+    return f"memory to expect: {readable(sum(parts.values()))} ({names})"
