@@ -84,6 +84,23 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     pretrain(base.override(changes), resume=values["resume"])
 
 
+def scan_verb(arguments: Sequence[str]) -> None:
+    """look through a folder of images: what is broken, what is double, what training will take"""
+    from onecrop.survey import survey
+
+    parser = Parser(prog="onecrop scan", description=scan_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("data", help="a folder or archive of images")
+    parser.add_argument("--out", default="scan", help="folder for the list of files and the contact sheet [scan]")
+    parser.add_argument("--json", metavar="FILE|-", help="everything as JSON, to a file or to standard output")
+    group = parser.add_argument_group("what to forecast")
+    for name in ("method", "backbone", "image_size", "batch_size", "epochs", "drop_duplicates", "device"):
+        wanted, text = describe_hint(hints(Recipe)[name])
+        group.add_argument(flag(name), metavar=wanted, help=text, default=argparse.SUPPRESS)
+    values = vars(parser.parse(arguments))
+    out, json_to = Path(values.pop("out")), values.pop("json")
+    survey(Recipe().override(values), out, json_to)
+
+
 def evaluate_verb(arguments: Sequence[str]) -> None:
     """score a backbone on frozen features"""
     parser = Parser(prog="onecrop evaluate", description=evaluate_verb.__doc__, allow_abbrev=False)
@@ -147,6 +164,7 @@ def list_verb(arguments: Sequence[str]) -> None:
 
 
 VERBS = {
+    "scan": scan_verb,
     "pretrain": pretrain_verb,
     "evaluate": evaluate_verb,
     "compare": compare_verb,

@@ -19,12 +19,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
     """Bytes on the device by kind; their sum is the peak to expect."""
     parameters = _bytes(method.parameters())
     bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
-    cosines = 0
-    if bank:
-        rows = len(method.get_buffer("bank.weight"))
-        elements = loader.batch_size * rows
-        elements = elements if elements <= DENSE_ELEMENTS else BLOCK_ELEMENTS
-        cosines = elements * (4 + dtype.itemsize)  # in float32, and their slopes in the bank's format
+    cosines = loss_bytes(loader.batch_size, len(method.get_buffer("bank.weight")), dtype) if bank else 0
     return {
         "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
         "bank": bank,
@@ -32,6 +27,12 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         "activations": method.crops * loader.batch_size * _saved_per_image(method.backbone, loader, image_size, dtype),
         "loss": cosines,
     }
+
+
+def loss_bytes(batch_size: int, rows: int, dtype: torch.dtype) -> int:
+    """Of the loss over the bank: its cosines in float32, and their slopes in the bank's format."""
+    elements = batch_size * rows
+    return (elements if elements <= DENSE_ELEMENTS else BLOCK_ELEMENTS) * (4 + dtype.itemsize)
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:

@@ -21,26 +21,27 @@ FLAT = SIDE**2 / 4 * 2.0**2  # energy of a thumbnail with a spread of two grey l
 BLOCK = 2**16  # originals compared at a time
 
 _COSINES = np.cos(np.pi * np.outer(np.arange(LOW), 2 * np.arange(SIDE) + 1) / (2 * SIDE)).astype(np.float32)
+_GREY = np.array([0.299, 0.587, 0.114], np.float32)
 
 
-class Look(NamedTuple):
-    """What of a picture is compared."""
+class Looks(NamedTuple):
+    """What of some pictures is compared."""
 
-    signs: NDArray[np.float32]  # [64] of ±1, and a 0 in the place of the mean
-    thumbnail: NDArray[np.float32]  # [256] grey, about its mean
-    colour: NDArray[np.float32]  # [3]
+    signs: NDArray[np.uint64]  # [n], a bit each; the first one, in the place of the mean, is 0
+    thumbnails: NDArray[np.float32]  # [n, 256] grey, about their means
+    colours: NDArray[np.float32]  # [n, 3]
 
 
-def look_at(square: Image.Image) -> Look:
-    small = square.resize((SIDE, SIDE), Image.Resampling.BOX)
-    colours = np.asarray(small, np.float32)  # [32, 32, 3]
-    grey = colours @ np.array([0.299, 0.587, 0.114], np.float32)
-    waves = (_COSINES @ grey @ _COSINES.T).ravel()
-    signs = np.where(waves > np.median(waves[1:]), np.float32(1), np.float32(-1))
-    signs[0] = 0
-    half = SIDE // 2
-    thumbnail = grey.reshape(half, 2, half, 2).mean((1, 3)).ravel()
-    return Look(signs, thumbnail - thumbnail.mean(), colours.mean((0, 1)))
+def look_at(squares: Sequence[Image.Image]) -> Looks:
+    small = [np.asarray(one.resize((SIDE, SIDE), Image.Resampling.BOX, reducing_gap=1.0)) for one in squares]
+    pixels = np.array(small, np.float32).reshape(-1, SIDE, SIDE, 3)
+    grey = pixels @ _GREY  # [n, 32, 32]
+    waves = (_COSINES @ grey @ _COSINES.T).reshape(-1, LOW**2)
+    signs = waves > np.median(waves[:, 1:], axis=1, keepdims=True)
+    signs[:, 0] = False
+    thumbnails = grey.reshape(-1, SIDE // 2, 2, SIDE // 2, 2).mean((2, 4)).reshape(-1, SIDE**2 // 4)
+    thumbnails -= thumbnails.mean(1, keepdims=True)
+    return Looks(np.packbits(signs, axis=1).view(np.uint64)[:, 0], thumbnails, pixels.mean((1, 2)))
 
 
 class Originals:
@@ -48,22 +49,19 @@ class Originals:
 
     def __init__(self) -> None:
         self.count = 0
-        self._signs = np.empty((0, LOW**2), np.float32)
+        self._signs = np.empty(0, np.uint64)
         self._thumbnails = np.empty((0, SIDE**2 // 4), np.float16)  # half the memory, and a correlation needs no more
         self._colours = np.empty((0, 3), np.float32)
 
-    def add(self, looks: Sequence[Look]) -> list[int | None]:
+    def add(self, looks: Looks) -> list[int | None]:
         """-> for each picture, the number of the original it repeats; None where it is a new original."""
-        if not looks:
-            return []
         first = self.count
-        signs, thumbnails, colours = (np.stack(part) for part in zip(*looks, strict=True))
-        self._append(signs, thumbnails, colours)  # behind the originals while they are compared
+        self.add_all(looks)  # behind the originals while they are compared
         pairs = self._pairs(first)
         answers: list[int | None] = []
         kept: list[int] = []
         number_of = dict[int, int]()  # row of a new original -> its number
-        for new in range(len(looks)):
+        for new in range(len(looks.signs)):
             earlier = (row if row < first else number_of.get(row) for row in pairs.get(first + new, ()))
             answer = next((number for number in earlier if number is not None), None)
             answers.append(answer)
@@ -71,19 +69,16 @@ class Originals:
                 number_of[first + new] = first + len(kept)
                 kept.append(new)
         self.count = first
-        self._append(signs[kept], thumbnails[kept], colours[kept])
+        self.add_all(Looks(looks.signs[kept], looks.thumbnails[kept], looks.colours[kept]))
         return answers
-
-    def add_all(self, looks: Sequence[Look]) -> None:
-        """Pictures known to be originals."""
-        self._append(*(np.stack(part) for part in zip(*looks, strict=True)))
 
     def _pairs(self, first: int) -> dict[int, list[int]]:
         """Row from `first` on -> the rows before it that it is like, in order."""
         pairs = dict[int, list[int]]()
         for start in range(0, self.count, BLOCK):
-            products = self._signs[first : self.count] @ self._signs[start : min(start + BLOCK, self.count)].T
-            new, earlier = np.nonzero(products >= LOW**2 - 1 - 2 * SIGNS_DIFFERING)
+            earlier_signs = self._signs[start : min(start + BLOCK, self.count)]
+            differing = np.bitwise_count(self._signs[first : self.count, None] ^ earlier_signs)
+            new, earlier = np.nonzero(differing <= SIGNS_DIFFERING)
             new, earlier = new + first, earlier + start
             new, earlier = new[earlier < new], earlier[earlier < new]
             sure = self._confirmed(new, earlier)
@@ -98,12 +93,13 @@ class Originals:
         colour = np.abs(self._colours[a] - self._colours[b]).max(1, initial=0)
         return (correlation >= CORRELATION) & (colour <= COLOUR_DIFFERENCE)
 
-    def _append(self, *rows: NDArray[np.float32]) -> None:
-        end = self.count + len(rows[0])
-        for name, new in zip(("_signs", "_thumbnails", "_colours"), rows, strict=True):
+    def add_all(self, looks: Looks) -> None:
+        """Pictures known to be originals."""
+        end = self.count + len(looks.signs)
+        for name, new in zip(("_signs", "_thumbnails", "_colours"), looks, strict=True):
             array = getattr(self, name)
             if end > len(array):
-                grown = np.empty((max(end, 2 * len(array)), array.shape[1]), array.dtype)
+                grown = np.empty((max(end, 2 * len(array)), *array.shape[1:]), array.dtype)
                 grown[: self.count] = array[: self.count]
                 setattr(self, name, array := grown)
             array[self.count : end] = new

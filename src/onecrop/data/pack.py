@@ -23,8 +23,8 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 from PIL import Image
 
-from onecrop.data.decode import Opener, decode
-from onecrop.data.duplicates import Look, Originals, look_at
+from onecrop.data.decode import Opener, Picture, decode
+from onecrop.data.duplicates import Looks, Originals, look_at
 from onecrop.data.images import ImageSet
 from onecrop.data.listing import Entry, Listing
 from onecrop.data.parallel import in_parallel
@@ -106,20 +106,23 @@ def _say(name: str, folder: Path, facts: dict[str, Any]) -> None:
         print(f"{name}: {', '.join(parts)}; listed in {folder / 'skipped.txt'}", flush=True)
 
 
-class _Decoded(NamedTuple):
+class _Row(NamedTuple):
     pixels: bytes  # [3, R, R]
     aspect: float
     digest: bytes
-    look: Look | None
 
 
-def _decoded(open_file: Opener, settings: PackSettings) -> _Decoded | str:
-    picture = decode(open_file, settings.size)
-    if isinstance(picture, str):
-        return picture
+def _decode_all(openers: list[Opener], settings: PackSettings) -> tuple[list[_Row | str], Looks | None]:
+    """Rows, or why there is none; and how they look, where that is asked for."""
+    pictures = [decode(opener, settings.size) for opener in openers]
+    rows = [picture if isinstance(picture, str) else _row(picture) for picture in pictures]
+    squares = [picture.square for picture in pictures if isinstance(picture, Picture)]
+    return rows, look_at(squares) if settings.drop_duplicates else None
+
+
+def _row(picture: Picture) -> _Row:
     pixels = np.asarray(picture.square).transpose(2, 0, 1).tobytes()
-    look = look_at(picture.square) if settings.drop_duplicates else None
-    return _Decoded(pixels, picture.width / picture.height, hashlib.blake2b(pixels, digest_size=16).digest(), look)
+    return _Row(pixels, picture.width / picture.height, hashlib.sha256(pixels).digest())
 
 
 @dataclass
@@ -190,35 +193,34 @@ class _Packing:
 
     def _look_at_earlier(self, images: BinaryIO) -> None:
         """The originals of an interrupted pack, seen again from its rows."""
-        shape = (3, self.settings.size, self.settings.size)
+        if not self.done.kept:
+            return
+        shape = (len(self.done.kept), 3, self.settings.size, self.settings.size)
+        rows = np.memmap(images, np.uint8, mode="r", shape=shape)
 
-        def seen_again(row: int) -> Look:
-            images_row = rows[row].reshape(shape).transpose(1, 2, 0)
-            return look_at(Image.fromarray(np.ascontiguousarray(images_row)))
+        def seen_again(numbers: list[int]) -> Looks:
+            return look_at([Image.fromarray(np.ascontiguousarray(rows[n].transpose(1, 2, 0))) for n in numbers])
 
-        if self.done.kept:
-            rows = np.memmap(images, np.uint8, mode="r", shape=(len(self.done.kept), self.row_bytes))
-            for looks in in_parallel(seen_again, range(len(rows))):
-                self.originals.add_all(looks)
+        for looks in in_parallel(seen_again, range(len(rows))):
+            self.originals.add_all(looks)
 
     def _append_rows(self, images: BinaryIO) -> None:
         progress, total, first = Progress(), len(self.entries), self.done.next
         fresh, marked = _Done(self.done.next, self.done.digest), time.monotonic()
         openers = self.listing.openers(self.entries[first:])
-        for decoded in in_parallel(partial(_decoded, settings=self.settings), openers):
-            looks = [one.look for one in decoded if isinstance(one, _Decoded) and one.look is not None]
-            repeated = iter(self.originals.add(looks))
-            for one in decoded:
+        for rows, looks in in_parallel(partial(_decode_all, settings=self.settings), openers):
+            repeated = iter(self.originals.add(looks) if looks else ())
+            for row in rows:
                 number, fresh.next = fresh.next, fresh.next + 1
-                if isinstance(one, str):
-                    fresh.unreadable.append((number, one))
-                elif one.look is not None and (row := next(repeated)) is not None:
-                    fresh.repeats.append((number, row))
+                if isinstance(row, str):
+                    fresh.unreadable.append((number, row))
+                elif (original := next(repeated, None)) is not None:
+                    fresh.repeats.append((number, original))
                 else:
-                    images.write(one.pixels)
+                    images.write(row.pixels)
                     fresh.kept.append(number)
-                    fresh.aspect.append(one.aspect)
-                    fresh.digest = hashlib.blake2b(bytes.fromhex(fresh.digest) + one.digest, digest_size=16).hexdigest()
+                    fresh.aspect.append(row.aspect)
+                    fresh.digest = hashlib.blake2b(bytes.fromhex(fresh.digest) + row.digest, digest_size=16).hexdigest()
             if time.monotonic() - marked >= MARK_SECONDS or fresh.next == total:
                 self._mark(images, fresh)
                 fresh, marked = _Done(fresh.next, fresh.digest), time.monotonic()

@@ -11,18 +11,15 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-TASK = 8  # items handed to a thread at a time
-AHEAD = 16  # tasks a thread may be ahead of the one who takes the results: covers the pauses of a disk
+TASK = 32  # items handed to a thread at a time: with fewer, threads wait for each other more
+AHEAD = 4  # tasks a thread may be ahead of the one who takes the results: covers the pauses of a disk
 
 
-def in_parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[list[Result]]:
-    """Results in the order of `items`, a few at a time. Threads suffice: decoders work outside of the interpreter."""
+def in_parallel(function: Callable[[list[Item]], Result], items: Iterable[Item]) -> Iterator[Result]:
+    """`function` of the first few items, of the next, and so on. Threads suffice: decoders work outside of Python."""
     workers = os.cpu_count() or 1
-    waiting: deque[Future[list[Result]]] = deque()
+    waiting: deque[Future[Result]] = deque()
     remaining = iter(items)
-
-    def work(task: list[Item]) -> list[Result]:
-        return [function(item) for item in task]
 
     pool = ThreadPoolExecutor(workers, thread_name_prefix="onecrop-decoder")
     try:
@@ -30,7 +27,7 @@ def in_parallel(function: Callable[[Item], Result], items: Iterable[Item]) -> It
             warnings.simplefilter("ignore")  # decoders warn of metadata; what matters is raised and becomes a reason
             while True:
                 while len(waiting) < AHEAD * workers and (task := list(islice(remaining, TASK))):
-                    waiting.append(pool.submit(work, task))
+                    waiting.append(pool.submit(function, task))
                 if not waiting:
                     return
                 yield waiting.popleft().result()
