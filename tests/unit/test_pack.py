@@ -167,7 +167,7 @@ def kill_while_packing(tmp_path, monkeypatch, folder, kills, drop=()):
     for number in range(kills):
         process = pack_process(folder, 0.0, *drop)
         before = places[-1] if places else 0
-        wanted = before + int(rng.integers(1, 40_000))  # bytes of rows beyond those of the last time
+        wanted = before + int(rng.integers(1, 150_000))  # bytes of rows beyond those of the last time
         deadline = time.monotonic() + 60
         while process.poll() is None and time.monotonic() < deadline:
             if (found := list((tmp_path / "cache").glob("*/images.bin"))) and found[0].stat().st_size > wanted:

@@ -59,7 +59,8 @@ def _decode(file: BinaryIO, size: int) -> Picture:
         square = square.transpose(turn)
         if turn in (UPRIGHT[5], UPRIGHT[6], UPRIGHT[7], UPRIGHT[8]):
             width, height = height, width
-    return Picture(square.convert("RGB"), width, height, name, mode)
+    square = square if square.mode == "RGB" else square.convert("RGB")
+    return Picture(square, width, height, name, mode)
 
 
 def _orientation(image: Image.Image) -> int:

@@ -121,7 +121,7 @@ def _decode_all(openers: list[Opener], settings: PackSettings) -> tuple[list[_Ro
 
 
 def _row(picture: Picture) -> _Row:
-    pixels = np.asarray(picture.square).transpose(2, 0, 1).tobytes()
+    pixels = b"".join(picture.square.tobytes("raw", band) for band in "RGB")
     return _Row(pixels, picture.width / picture.height, hashlib.sha256(pixels).digest())
 
 
