@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 from onecrop.compare import compare
 from onecrop.data import SOURCES
+from onecrop.embed import embed, search
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
+from onecrop.files import printable
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES
 from onecrop.recipe import Recipe, describe_hint, flag, hints
@@ -117,6 +119,35 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
 
 
+def embed_verb(arguments: Sequence[str]) -> None:
+    """write a backbone's features of a folder of images to a file"""
+    parser = Parser(prog="onecrop embed", description=embed_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("data", help="a folder or archive of images, or one of: " + ", ".join(SOURCES))
+    parser.add_argument("--out", default="features.npz", help=".npz, .csv or .parquet file [features.npz]")
+    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    values = vars(parser.parse(arguments))
+    count, dim = embed(**values).features.shape
+    print(f"{values['out']}: {count:,} images, {dim} features each")
+
+
+def search_verb(arguments: Sequence[str]) -> None:
+    """find the images of a folder that a backbone sees nearest to one"""
+    parser = Parser(prog="onecrop search", description=search_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("image", help="an image file")
+    parser.add_argument("--data", help="a folder or archive of images, or a named data set [the run's]")
+    parser.add_argument("--count", type=int, default=10, help="how many neighbours [10]")
+    parser.add_argument("--out", default="search.png", help="the picture to draw [search.png]")
+    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    values = vars(parser.parse(arguments))
+    for cosine, file in search(**values):
+        print(f"{cosine:.3f}  {printable(file)}")
+    print(values["out"])
+
+
 def compare_verb(arguments: Sequence[str]) -> None:
     """train and score several methods, backbones and seeds; one table"""
     parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
@@ -167,6 +198,8 @@ VERBS = {
     "scan": scan_verb,
     "pretrain": pretrain_verb,
     "evaluate": evaluate_verb,
+    "embed": embed_verb,
+    "search": search_verb,
     "compare": compare_verb,
     "demo": demo_verb,
     "list": list_verb,

@@ -18,7 +18,8 @@ from onecrop.files import write_atomically
 from onecrop.forecast import forecast_memory, loss_bytes
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
-from onecrop.report.scan import TILE, draw_contact_sheet, scan_text, sheet_names, write_findings
+from onecrop.report.scan import draw_contact_sheet, scan_text, sheet_names, write_findings
+from onecrop.report.sheet import PICTURE
 from onecrop.step import TrainStep
 from onecrop.train import build_method, resolve
 
@@ -35,7 +36,7 @@ def survey(recipe: Recipe, out: Path, json_to: str | None) -> dict[str, Any]:
     facts["forecast"] = forecast(recipe, left) if left >= 2 else None
     written = [write_findings(facts, out / "findings.tsv")]
     if facts["groups"] or facts["broken"]:
-        tiles = thumbnails(found.listing, sheet_names(facts), TILE - 6)
+        tiles = thumbnails(found.listing, sheet_names(facts), PICTURE)
         written.append(draw_contact_sheet(facts, tiles, out / "contact-sheet.png"))
     text = json.dumps(facts, indent=2) + "\n"
     if json_to == "-":

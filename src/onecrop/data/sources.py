@@ -33,7 +33,7 @@ class Request:
 
 
 def load(name: str, split: str = "train", request: Request | None = None) -> ImageSet:
-    """A named set or a folder -> its "train" or "test" part."""
+    """A named set, a folder or an archive -> its "train" or "test" part, or "all" of a folder or archive."""
     request = request or Request()
     if name in SOURCES:
         images = SOURCES[name](split, request)

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from onecrop.files import atomically, printable, write_atomically
 from onecrop.progress import duration, readable
+from onecrop.report.sheet import COLUMNS, LINE, TILE, write_line
 
-TILE, COLUMNS, LINE = 112, 8, 16  # px, tiles, px of a line of text
 SHOWN = 40  # groups, and broken files, on the sheet
 MODES = {
     "RGB": "colour",
@@ -123,22 +123,22 @@ def draw_contact_sheet(facts: Mapping[str, Any], thumbnails: Mapping[str, NDArra
     sheet = Image.new("RGB", (COLUMNS * TILE, top + -(-len(broken) // COLUMNS) * TILE), "white")
     pen = ImageDraw.Draw(sheet)
     shown = f"{len(groups)} shown: green the original, red what repeats it nearly, brown byte for byte"
-    _write(pen, 0, 0, f"{_some(len(facts['groups']), 'group')} of duplicates, {shown}", COLUMNS)
+    write_line(pen, 0, 0, f"{_some(len(facts['groups']), 'group')} of duplicates, {shown}", COLUMNS)
     for number, (group, (column, row)) in enumerate(zip(groups, places, strict=True), 1):
         left, y, names = column * TILE, LINE + row * row_height, _members(group)
-        _write(pen, left, y, f"{number}: {_some(len(names), 'picture')}", 2, "grey")
+        write_line(pen, left, y, f"{number}: {_some(len(names), 'picture')}", 2, "grey")
         for x, name in zip(range(left, sheet.width, TILE), names, strict=False):
             if name in thumbnails:
                 sheet.paste(Image.fromarray(thumbnails[name]), (x + 2, y + LINE))
             frame = "green" if name == group["kept"] else "red" if name in group["near"] else "brown"
             pen.rectangle((x, y + LINE - 2, x + TILE - 3, y + LINE + TILE - 5), outline=frame)
-            _write(pen, x, y + LINE + TILE - 4, Path(name).name, 1)
-    _write(pen, 0, top - LINE, f"{_some(len(facts['broken']), 'broken file')}, {len(broken)} shown", COLUMNS)
+            write_line(pen, x, y + LINE + TILE - 4, Path(name).name, 1)
+    write_line(pen, 0, top - LINE, f"{_some(len(facts['broken']), 'broken file')}, {len(broken)} shown", COLUMNS)
     for number, one in enumerate(broken):
         x, y = number % COLUMNS * TILE, top + number // COLUMNS * TILE
         pen.rectangle((x, y, x + TILE - 3, y + TILE - 3), fill="#eeeeee", outline="red")
         for line, text in enumerate([Path(one["name"]).name, *_wrapped(one["reason"])]):
-            _write(pen, x + 2, y + 2 + line * LINE, text, 1, "red" if line else "black")
+            write_line(pen, x + 2, y + 2 + line * LINE, text, 1, "red" if line else "black")
     with atomically(path) as temporary:
         sheet.save(temporary, "PNG")
     return path
@@ -160,11 +160,3 @@ def _wrapped(text: str, width: int = TILE // 6) -> list[str]:
     for word in words:
         lines = [*lines[:-1], f"{lines[-1]} {word}".strip()] if len(lines[-1]) + len(word) < width else [*lines, word]
     return lines[:6]
-
-
-def _write(pen: ImageDraw.ImageDraw, x: int, y: int, text: str, tiles: int, colour: str = "black") -> None:
-    """One line, cut to the width of so many tiles; from its end, where file names differ."""
-    font, text = ImageFont.load_default(11), printable(text)
-    while len(text) > 4 and pen.textlength(text, font=font) > tiles * TILE - 6:
-        text = "…" + text[2:]
-    pen.text((x + 2, y), text, fill=colour, font=font)
