@@ -1,15 +1,19 @@
 # make demo   pretrain on procedural pictures and show what was learned (two minutes on two cores)
 # make test   the whole test suite          make check   linter, formatter, types
+# make soak   the long loops: 30 kills, 200,000 files (ten minutes)
 # Each target makes what it needs: a virtual environment in .venv with the package in it.
 BIN  := .venv/bin
 READY := .venv/.ready
 
-.PHONY: demo test check format clean
+.PHONY: demo test soak check format clean
 demo: $(READY)
 	$(BIN)/onecrop demo
 
 test: $(READY)
 	$(BIN)/python -m pytest -n auto --dist loadgroup
+
+soak: $(READY)
+	$(BIN)/python -m pytest -n auto tests/soak/test_*.py
 
 check: $(READY)
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass."""
 
+from onecrop.embed import embed, search
 from onecrop.errors import UserError
 from onecrop.evaluate import evaluate
 from onecrop.nets import load_backbone
@@ -7,4 +8,4 @@ from onecrop.recipe import Recipe
 from onecrop.train import pretrain
 
 __version__ = "0.1.0"
-__all__ = ["Recipe", "UserError", "evaluate", "load_backbone", "pretrain"]
+__all__ = ["Recipe", "UserError", "embed", "evaluate", "load_backbone", "pretrain", "search"]

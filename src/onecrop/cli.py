@@ -11,8 +11,10 @@ from typing import Any, NoReturn
 
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
+from onecrop.embed import embed, search
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
+from onecrop.files import printable
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints
@@ -96,6 +98,23 @@ def _add_fields(parser: Parser, base: Recipe) -> None:
                 group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
 
 
+def scan_verb(arguments: Sequence[str]) -> None:
+    """look through a folder of images: what is broken, what is double, what training will take"""
+    from onecrop.survey import survey
+
+    parser = Parser(prog="onecrop scan", description=scan_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("data", help="a folder or archive of images")
+    parser.add_argument("--out", default="scan", help="folder for the list of files and the contact sheet [scan]")
+    parser.add_argument("--json", metavar="FILE|-", help="everything as JSON, to a file or to standard output")
+    group = parser.add_argument_group("what to forecast")
+    for name in ("method", "backbone", "image_size", "batch_size", "epochs", "drop_duplicates", "device"):
+        wanted, text = describe_hint(hints(Recipe)[name])
+        group.add_argument(flag(name), metavar=wanted, help=text, default=argparse.SUPPRESS)
+    values = vars(parser.parse(arguments))
+    out, json_to = Path(values.pop("out")), values.pop("json")
+    survey(Recipe().override(values), out, json_to)
+
+
 def evaluate_verb(arguments: Sequence[str]) -> None:
     """score a backbone on frozen features"""
     parser = Parser(prog="onecrop evaluate", description=evaluate_verb.__doc__, allow_abbrev=False)
@@ -104,13 +123,41 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--with", dest="evaluations", default="knn,linear", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
     parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
-    parser.add_argument("--skip-broken", action="store_true", default=None, help="leave unreadable images out")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument("--seed", type=int, default=0, help="of the probes [0]")
     parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")
     values = vars(parser.parse(arguments))
     values["evaluations"] = tuple(values["evaluations"].split(","))
     print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
+
+
+def embed_verb(arguments: Sequence[str]) -> None:
+    """write a backbone's features of a folder of images to a file"""
+    parser = Parser(prog="onecrop embed", description=embed_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("data", help="a folder or archive of images, or one of: " + ", ".join(SOURCES))
+    parser.add_argument("--out", default="features.npz", help=".npz, .csv or .parquet file [features.npz]")
+    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    values = vars(parser.parse(arguments))
+    count, dim = embed(**values).features.shape
+    print(f"{values['out']}: {count:,} images, {dim} features each")
+
+
+def search_verb(arguments: Sequence[str]) -> None:
+    """find the images of a folder that a backbone sees nearest to one"""
+    parser = Parser(prog="onecrop search", description=search_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("image", help="an image file")
+    parser.add_argument("--data", help="a folder or archive of images, or a named data set [the run's]")
+    parser.add_argument("--count", type=int, default=10, help="how many neighbours [10]")
+    parser.add_argument("--out", default="search.png", help="the picture to draw [search.png]")
+    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    values = vars(parser.parse(arguments))
+    for cosine, file in search(**values):
+        print(f"{cosine:.3f}  {printable(file)}")
+    print(values["out"])
 
 
 def compare_verb(arguments: Sequence[str]) -> None:
@@ -190,8 +237,11 @@ def list_verb(arguments: Sequence[str]) -> None:
 
 
 VERBS = {
+    "scan": scan_verb,
     "pretrain": pretrain_verb,
     "evaluate": evaluate_verb,
+    "embed": embed_verb,
+    "search": search_verb,
     "compare": compare_verb,
     "sweep": sweep_verb,
     "results": results_verb,

@@ -3,7 +3,7 @@
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -55,3 +55,30 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
         except ValueError:
             break
     return rows
+
+
+@contextlib.contextmanager
+def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
+    """One process at a time; the others call `waiting` and wait. The lock goes with the process, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # not on Windows
+        yield
+        return
+    with path.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            waiting()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def printable(name: str) -> str:
+    """A file name on one line of text: control characters, backslashes and bytes that are no text are escaped."""
+    return "".join(c if c.isprintable() and c != "\\" else _escaped(c) for c in name)
+
+
+def _escaped(character: str) -> str:
+    byte = ord(character) - 0xDC00  # os.fsdecode carries a byte that is no text in this range
+    return f"\\x{byte:02x}" if 0x80 <= byte <= 0xFF else character.encode("unicode_escape").decode()

@@ -10,8 +10,9 @@ from onecrop.augment import central_crop
 from onecrop.data import Loader
 from onecrop.device import free_memory
 from onecrop.errors import UserError
-from onecrop.losses.instance import cosines_held
+from onecrop.losses.instance import loss_bytes
 from onecrop.methods import METHODS, Method
+from onecrop.progress import readable
 from onecrop.recipe import Recipe
 
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
@@ -28,13 +29,13 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
     needed, free = sum(parts.values()), free_memory(device)
     if free is None or needed <= free:
         return
-    kinds = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items())
+    kinds = ", ".join(f"{name} {readable(size)}" for name, size in parts.items())
     remedy = "lower --queue-size or --dim" if "queue" in parts else "lower --subset or --dim"
     if "classifier" in parts:
         remedy = "lower --subset, or take --method sid, whose bank has no gradient"
     raise UserError(
-        f"{recipe.method} over {num_images:,} images needs at least {_readable(needed)} ({kinds}), "
-        f"and {_readable(free)} are free on {device}: {remedy}"
+        f"{recipe.method} over {num_images:,} images needs at least {readable(needed)} ({kinds}), "
+        f"and {readable(free)} are free on {device}: {remedy}"
     )
 
 
@@ -43,8 +44,9 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
     parameters = _bytes(method.parameters())
     bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
     cosines = 0
-    if bank:  # in float32, and their slopes in the bank's format
-        cosines = cosines_held(loader.batch_size, method.get_buffer("bank.weight")) * (4 + dtype.itemsize)
+    if bank:
+        rows = method.get_buffer("bank.weight")
+        cosines = loss_bytes(loader.batch_size, len(rows), rows.shape[1], dtype, loader.device)
     tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
     return {
         "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
@@ -86,13 +88,5 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
 
 
 def describe_memory(parts: dict[str, int]) -> str:
-    names = ", ".join(f"{name} {_readable(size)}" for name, size in parts.items() if size)
-    return f"memory to expect: {_readable(sum(parts.values()))} ({names})"
-
-
-def _readable(size: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000:
-            return f"{size:.3g} {unit}"
-        size /= 1000
-    return f"{size:.3g} TB"
+    names = ", ".join(f"{name} {readable(size)}" for name, size in parts.items() if size)
+    return f"memory to expect: {readable(sum(parts.values()))} ({names})"

@@ -73,7 +73,7 @@ class Recipe:
     data_dir: Annotated[str, "where named data sets lie, or are downloaded to"] = "data"
     subset: Annotated[int | None, "train on so many images, drawn at random"] = None
     holdout: Annotated[int, "keep so many training images aside, to score on in place of the test part"] = 0
-    skip_broken: Annotated[bool, "leave unreadable images out instead of stopping"] = False
+    drop_duplicates: Annotated[bool, "of images that look alike train on one"] = False
     method: Annotated[str, "how to learn"] = "sid"
     settings: Annotated[Settings, "the method's own settings"] = None  # type: ignore[assignment]
     backbone: Annotated[str, "which network"] = "resnet18"
@@ -163,7 +163,7 @@ class Recipe:
         return cls(method=content.get("method", "sid")).override({**content, **settings})
 
     def request(self) -> Request:
-        return Request(self.data_dir, self.image_size, self.subset, self.holdout, self.seed, self.skip_broken)
+        return Request(self.data_dir, self.image_size, self.subset, self.holdout, self.seed, self.drop_duplicates)
 
 
 def flag(name: str) -> str:

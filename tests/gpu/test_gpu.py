@@ -117,7 +117,7 @@ def test_the_sweep_over_short_rows_equals_float64(batch, count, dim, kl):
     rows = F.normalize(torch.randn(count, dim, device=CUDA), dim=1).bfloat16()
     from onecrop.losses import sweep
 
-    assert sweep.takes(rows, 0.1)
+    assert sweep.takes(dim, rows.dtype, 0.1)
     target = torch.randperm(count, device=CUDA)[:batch]
     z = F.normalize(rows[target].float() + 0.1 * torch.randn(batch, dim, device=CUDA), dim=1).bfloat16().float()
     z.requires_grad_()

@@ -75,8 +75,8 @@ def test_folders_without_usable_images(refused, tmp_path):
     assert "no images found" in refused("pretrain", tmp_path / "empty", "--out", tmp_path / "run")
     (tmp_path / "empty" / "a.jpg").write_bytes(b"")
     sentence = refused("pretrain", tmp_path / "empty", "--out", tmp_path / "run")
-    assert "a.jpg" in sentence
-    assert "--skip-broken" in sentence
+    assert "none of the 1 images" in sentence
+    assert "a.jpg (the file is empty)" in sentence
     assert not (tmp_path / "run").exists()
 
 

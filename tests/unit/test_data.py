@@ -155,7 +155,7 @@ def test_a_pack_is_made_once_and_a_changed_folder_noticed(tmp_path, monkeypatch)
     request = Request(image_size=16)
     first = load(str(tmp_path / "photos"), request=request)
     with monkeypatch.context() as patch:
-        patch.setattr("onecrop.data.pack._decode", lambda *a: pytest.fail("decoded twice"))
+        patch.setattr("onecrop.data.pack.decode", lambda *a: pytest.fail("decoded twice"))
         assert load(str(tmp_path / "photos"), request=request).fingerprint == first.fingerprint
     write_images(tmp_path / "photos", 5, seed=1)
     assert load(str(tmp_path / "photos"), request=request).fingerprint != first.fingerprint
@@ -170,15 +170,21 @@ def test_pixels_survive_packing(tmp_path):
     assert np.array_equal(packed.images[0], pixels.transpose(2, 0, 1))
 
 
-def test_unreadable_images_stop_or_are_skipped(tmp_path):
+def test_unreadable_images_are_left_out_and_listed(tmp_path, capsys):
     write_images(tmp_path / "photos", 3)
-    bad = tmp_path / "photos" / "broken.jpg"
-    bad.write_bytes(b"not a picture")
-    with pytest.raises(UserError, match=r"cannot read image .*broken\.jpg.*--skip-broken"):
-        load(str(tmp_path / "photos"), request=Request(image_size=16))
-    images = load(str(tmp_path / "photos"), request=Request(image_size=16, skip_broken=True))
-    assert len(images) == 3
-    assert all("broken" not in f for f in images.files)
+    (tmp_path / "photos" / "broken.jpg").write_bytes(b"not a picture")
+    (tmp_path / "photos" / "empty.png").touch()
+    for _ in range(2):  # made, then opened
+        images = load(str(tmp_path / "photos"), request=Request(image_size=16))
+        assert len(images) == 3
+        assert all("picture" in f for f in images.files)
+        sentence = capsys.readouterr().out
+        assert "2 files cannot be read and are left out" in sentence
+        with open(sentence.strip().split("listed in ")[1]) as file:
+            assert file.read().splitlines() == [
+                "broken.jpg\tnot an image, or damaged in its first bytes",
+                "empty.png\tthe file is empty",
+            ]
 
 
 def test_folders_that_cannot_work(tmp_path):

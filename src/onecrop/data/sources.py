@@ -1,19 +1,22 @@
 """Where images come from: the named sets, and any folder. A new set is one function and one line in SOURCES."""
 
-from collections.abc import Callable
+import posixpath
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
+from onecrop.data.archives import ENDINGS, is_archive, list_archive
 from onecrop.data.cifar import cifar
 from onecrop.data.images import ImageSet, subset_index
-from onecrop.data.pack import list_images, pack
+from onecrop.data.listing import Entry, Listing, list_folder
+from onecrop.data.pack import PackSettings, pack
 from onecrop.data.shapes import shapes
 from onecrop.draws import fold
 from onecrop.errors import UserError, unknown
+from onecrop.files import printable
 
 TEST_SHARE = 0.2  # of a labelled folder that has no test part of its own
 
@@ -27,11 +30,11 @@ class Request:
     subset: int | None = None  # so many training images, at random
     holdout: int = 0  # so many training images, always the same ones, serve as the test part
     seed: int = 0
-    skip_broken: bool = False
+    drop_duplicates: bool = False  # keep one of several that look alike
 
 
 def load(name: str, split: str = "train", request: Request | None = None) -> ImageSet:
-    """A named set or a folder -> its "train" or "test" part."""
+    """A named set, a folder or an archive -> its "train" or "test" part, or "all" of a folder or archive."""
     request = request or Request()
     if request.holdout:
         return _held_out(name, split, request)
@@ -39,8 +42,13 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
         images = SOURCES[name](split, request)
     elif Path(name).is_dir():
         images = _folder(split, Path(name), request)
+    elif is_archive(Path(name)):
+        images = _archive(split, Path(name), request)
     elif "/" in name or Path(name).exists():
-        raise UserError(f"{name} is not a folder: give a folder of images, or one of {', '.join(SOURCES)}")
+        raise UserError(
+            f"{name} is not a folder: give a folder or archive ({', '.join(ENDINGS)}) of images, "
+            f"or one of {', '.join(SOURCES)}"
+        )
     else:
         raise unknown("data set (and no such folder)", name, SOURCES)
     return replace(images, name=name)  # as it was asked for: result rows are matched by it
@@ -138,15 +146,18 @@ def _tiny_imagenet(split: str, request: Request) -> ImageSet:
         table = (root / "val" / "val_annotations.txt").read_text().splitlines()
     except OSError as error:
         raise UserError(f"tiny-imagenet is incomplete: cannot read {error.filename}; fetch it again") from None
+    listing = list_folder(root / ("train" if split == "train" else "val/images"))
     if split == "train":
-        files = list_images(root / "train")
-        names = [file.relative_to(root / "train").parts[0] for file in files]
+        names = [entry.name.partition("/")[0] for entry in listing.entries]
     else:
-        pairs = sorted(line.split("\t")[:2] for line in table)
-        files, names = [root / "val" / "images" / name for name, _ in pairs], [wnid for _, wnid in pairs]
-    if not files:
+        wnid_of = dict(line.split("\t")[:2] for line in table)
+        missing = wnid_of.keys() - {entry.name for entry in listing.entries}
+        if missing:
+            raise UserError(f"tiny-imagenet: {listing.root / min(missing)} is listed but not there; fetch it again")
+        names = [wnid_of.get(entry.name, "") for entry in listing.entries]
+    if not listing.entries:
         raise UserError(f"tiny-imagenet is incomplete: no images of its {split} part below {root}; fetch it again")
-    return _packed("tiny-imagenet", split, root, files, names, wnids, 64, 64, request)
+    return _packed("tiny-imagenet", split, listing, names, wnids, 64, 64, request)
 
 
 def _download_tiny_imagenet(data_dir: Path) -> None:
@@ -169,7 +180,7 @@ def _imagenet(split: str, request: Request) -> ImageSet:
         raise UserError(
             f"imagenet cannot be downloaded: put its images as {part}/<wnid>/<image>.JPEG, or name another --data-dir"
         )
-    return _class_folders("imagenet", split, part, request)
+    return _class_folders("imagenet", split, list_folder(part), request)
 
 
 SOURCES: dict[str, Callable[[str, Request], ImageSet]] = {
@@ -200,47 +211,70 @@ def _folder(split: str, root: Path, request: Request) -> ImageSet:
     parts = _split_folders(root)
     if split == "test" and not parts:
         raise UserError(f"{root} has no test part: sort it into {root}/train and {root}/test")
-    return _class_folders(str(root), split, parts.get(split, root), request)
+    return _class_folders(str(root), split, list_folder(parts.get(split, root)), request)
 
 
-def _class_folders(name: str, split: str, part: Path, request: Request) -> ImageSet:
-    """Labels are the folders right below `part`, where every image lies in one and there are two or more."""
-    files = list_images(part)
-    if not files:
-        raise UserError(f"no images found below {part}: give a folder that holds .jpg, .png or other image files")
-    names = [file.relative_to(part).parts[0] if file.parent != part else "" for file in files]
+def _archive(split: str, path: Path, request: Request) -> ImageSet:
+    if split == "test":
+        raise UserError(f"{path} has no test part: unpack it and sort it into train and test folders")
+    return _class_folders(str(path), split, list_archive(path), request)
+
+
+def stored_size(image_size: int) -> int:
+    """256 for 224: room for the evaluation's central crop."""
+    return -(-image_size * 8 // 7)
+
+
+def _class_folders(name: str, split: str, listing: Listing, request: Request) -> ImageSet:
+    """Labels are the outermost folders, where every image lies in one and there are two or more."""
+    if not listing.entries:
+        where = f"no images found below {listing.root}"
+        if listing.skipped:
+            raise UserError(f"{where}: {_passed_over(listing)}")
+        raise UserError(f"{where}: give a folder that holds .jpg, .png or other image files")
+    shared = _shared_folder(listing) if listing.root.is_file() else ""  # archives often hold one folder with all in it
+    below = [entry.name[len(shared) :].partition("/") for entry in listing.entries]
+    names = [folder if slash else "" for folder, slash, _ in below]
     classes = tuple(sorted(set(names)))
     if "" in classes or len(classes) < 2:
         names, classes = [], ()
     size = request.image_size or 224
-    stored = -(-size * 8 // 7)  # 256 for 224: room for the evaluation's central crop
-    return _packed(name, split, part, files, names, classes, size, stored, request)
+    return _packed(name, split, listing, names, classes, size, stored_size(size), request)
+
+
+def _shared_folder(listing: Listing) -> str:
+    """The innermost "folder/" that holds all images."""
+    shared = posixpath.commonpath([posixpath.dirname(entry.name) for entry in listing.entries])
+    return shared + "/" if shared else ""
+
+
+def _passed_over(listing: Listing) -> str:
+    name, reason = listing.skipped[0]
+    others = f" and {len(listing.skipped) - 1:,} more" if len(listing.skipped) > 1 else ""
+    return f"{printable(name)} ({reason}){others} passed over; `onecrop scan` lists them all"
 
 
 def _packed(
     name: str,
     split: str,
-    root: Path,
-    files: list[Path],
+    listing: Listing,
     names: list[str],
     classes: tuple[str, ...],
     size: int,
     stored: int,
     request: Request,
 ) -> ImageSet:
+    entries: Sequence[Entry] = listing.entries
     if request.subset is not None and split == "train":
-        chosen = subset_index(len(files), request.subset, request.seed)
-        files, names = [files[i] for i in chosen], [names[i] for i in chosen] if names else []
-    missing = next((file for file in files if not file.is_file()), None)
-    if missing is not None:
-        raise UserError(f"{name}: {missing} is listed but not there")
-    images = pack(name, root, files, size, stored, request.skip_broken)
+        chosen = subset_index(len(entries), request.subset, request.seed)
+        entries, names = [entries[i] for i in chosen], [names[i] for i in chosen] if names else []
     number = {label: i for i, label in enumerate(classes)}
-    by_file = dict(zip(map(str, files), names, strict=False))
-    labels: NDArray[np.int64] | None = None
-    if classes:
-        unknown_class = next((label for label in names if label not in number), None)
-        if unknown_class is not None:
-            raise UserError(f"{name}: {unknown_class} is not one of its {len(classes)} classes")
-        labels = np.array([number[by_file[file]] for file in images.files], np.int64)
-    return replace(images, labels=labels, classes=classes)
+    unknown_class = next((label for label in names if label not in number), None)
+    if unknown_class is not None:
+        raise UserError(f"{name}: {unknown_class} is not one of its {len(classes)} classes")
+    if listing.skipped:
+        print(f"{name}: {_passed_over(listing)}", flush=True)
+    drop = request.drop_duplicates and split == "train"
+    images, kept = pack(name, listing, entries, PackSettings(stored, drop))
+    labels = np.array([number[names[i]] for i in kept], np.int64) if names else None
+    return replace(images, image_size=size, labels=labels, classes=classes)

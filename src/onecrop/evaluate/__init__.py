@@ -36,7 +36,6 @@ def evaluate(
     *,
     baselines: bool = False,
     data_dir: str | None = None,
-    skip_broken: bool | None = None,
     device: str = "auto",
     seed: int = 0,
     k: int = 200,
@@ -59,7 +58,7 @@ def evaluate(
         begun.get("data_dir", "data") if data_dir is None else data_dir,
         facts["image_size"],
         holdout=begun.get("holdout", 0) if data is None else 0,
-        skip_broken=begun.get("skip_broken", False) if skip_broken is None else skip_broken,
+        drop_duplicates=bool(begun.get("drop_duplicates", False)),
     )
     probe = Probe(facts["image_size"], choose_device(device), seed, k)
     sets = load_labelled(data or facts["data"], request)

@@ -121,7 +121,7 @@ def _read(
     if z.is_cuda and mask is None and (kl == "none" or kl_weight is not None):
         from onecrop.losses import sweep
 
-        if sweep.takes(rows, t, t_kl):
+        if sweep.takes(rows.shape[1], rows.dtype, t, t_kl):
             operand = z.to(rows.dtype)
             best, sums = sweep.statistics(operand, rows, target, t, t_kl)
             normalisers = _normalisers(torch.ones_like(best), sums, t, t_kl)
@@ -157,14 +157,15 @@ def _read(
     return normalisers, nearest == target, dz
 
 
-def cosines_held(batch: int, rows: Tensor) -> int:
-    """How many cosines are in memory at a time for a bank like `rows`: none where kernels sweep over short rows."""
-    if rows.is_cuda:
+def loss_bytes(batch: int, num_rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> int:
+    """Memory of the loss beside the bank: cosines in float32 and their slopes, none where kernels sweep."""
+    if device.type == "cuda":
         from onecrop.losses import sweep
 
-        if sweep.takes(rows, 1.0):
+        if sweep.takes(dim, dtype, 1.0):
             return 0
-    return batch * len(range(len(rows))[_blocks(batch, len(rows))[0]])
+    block = _blocks(batch, num_rows)[0]
+    return batch * (block.stop - block.start) * (4 + dtype.itemsize)
 
 
 def _blocks(batch: int, num_rows: int) -> list[slice]:
@@ -184,7 +185,7 @@ def related(rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: 
     if own.is_cuda and mask is None:
         from onecrop.losses import sweep
 
-        if sweep.takes(rows, t):
+        if sweep.takes(rows.shape[1], rows.dtype, t):
             return sweep.relation(own, rows, target, t).to(dtype)
     total, out = torch.zeros(len(own), dtype=dtype, device=own.device), torch.zeros_like(own, dtype=dtype)
     for block in _blocks(len(own), len(rows)):

@@ -21,8 +21,8 @@ ROWS = 64  # of the bank at a time
 LOG2_E = math.log2(math.e)
 
 
-def takes(rows: Tensor, *temperatures: float) -> bool:
-    return rows.dtype == torch.bfloat16 and rows.shape[1] in DIMS and min(temperatures) >= LOWEST_TEMPERATURE
+def takes(dim: int, dtype: torch.dtype, *temperatures: float) -> bool:
+    return dtype == torch.bfloat16 and dim in DIMS and min(temperatures) >= LOWEST_TEMPERATURE
 
 
 @triton.jit  # type: ignore[untyped-decorator]

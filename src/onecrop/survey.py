@@ -1,0 +1,120 @@
+"""`onecrop scan`: look through a folder, say what training on it will take, and leave a list and a contact sheet."""
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from onecrop.data import ImageSet, Loader
+from onecrop.data.images import RESIDENT_SHARE
+from onecrop.data.scan import scan, thumbnails
+from onecrop.data.sources import stored_size
+from onecrop.device import choose_device, describe
+from onecrop.files import write_atomically
+from onecrop.forecast import forecast_memory
+from onecrop.losses.instance import loss_bytes
+from onecrop.optim import OPTIMIZERS
+from onecrop.recipe import Recipe
+from onecrop.report.scan import draw_contact_sheet, scan_text, sheet_names, write_findings
+from onecrop.report.sheet import PICTURE
+from onecrop.step import TrainStep
+from onecrop.train import build_method, resolve
+
+FIRST_BATCH, GROWTH = 8, 4  # images of the first step that is timed; each further one has so many times more
+LONGEST_STEP = 10.0  # seconds that the images of a timed step may take
+BANK_TO_TRY = 2 * 10**9  # bytes of a bank that a scan may make only to time a step
+
+
+def survey(recipe: Recipe, out: Path, json_to: str | None) -> dict[str, Any]:
+    """Scan recipe.data and forecast the recipe on it; `json_to` is a file, or - for standard output."""
+    found = scan(Path(recipe.data))
+    facts = found.facts()
+    left = found.num_images - (found.num_repeats if recipe.drop_duplicates else 0)
+    facts["forecast"] = forecast(recipe, left) if left >= 2 else None
+    written = [write_findings(facts, out / "findings.tsv")]
+    if facts["groups"] or facts["broken"]:
+        tiles = thumbnails(found.listing, sheet_names(facts), PICTURE)
+        written.append(draw_contact_sheet(facts, tiles, out / "contact-sheet.png"))
+    text = json.dumps(facts, indent=2) + "\n"
+    if json_to == "-":
+        print(text, end="")
+        return facts
+    if json_to is not None:
+        write_atomically(Path(json_to), text.encode())
+        written.append(Path(json_to))
+    print(scan_text(facts))
+    print(f"\n{'written':<12} {', '.join(map(str, written))}")
+    return facts
+
+
+def forecast(recipe: Recipe, num_images: int) -> dict[str, Any]:
+    """What pretraining on so many images will take, without making the run: a small stand-in is measured."""
+    device = choose_device(recipe.device)
+    size = recipe.image_size or 224
+    shape = (3, stored_size(size), stored_size(size))
+    whole = ImageSet(recipe.data, np.broadcast_to(np.uint8(0), (num_images, *shape)), image_size=size)
+    recipe = resolve(recipe, whole, device)
+    recipe = replace(recipe, batch_size=min(recipe.batch_size, num_images))
+    few = ImageSet(recipe.data, np.zeros((recipe.batch_size, *shape), np.uint8), image_size=size)
+    memory = _memory(recipe, few, whole, device)
+    step, timed = _seconds_a_step(recipe, few, num_images, device) if memory["bank"] <= BANK_TO_TRY else (None, "")
+    return {
+        "run": f"{recipe.method}, {recipe.backbone} at {recipe.image_size} px, batch {recipe.batch_size}",
+        "device": describe(device),
+        "images": num_images,
+        "stored_size": shape[-1],
+        "pack": whole.images.size,
+        "memory": memory,
+        "epochs": recipe.epochs,
+        "seconds": None if step is None else step * recipe.epochs * (num_images // recipe.batch_size),
+        "timed": timed,
+    }
+
+
+def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device) -> dict[str, int]:
+    """forecast_memory of a run on a few images, with all that grows with their number put right."""
+    dtype, count = getattr(torch, str(recipe.precision)), len(whole)
+    method = build_method(recipe, len(few)).to(device)
+    loader = Loader(few, recipe.batch_size, device, recipe.seed)
+    memory = forecast_memory(method, loader, int(recipe.image_size or 0), dtype)
+    resident = device.type != "cuda" or whole.images.size < RESIDENT_SHARE * torch.cuda.mem_get_info()[0]
+    memory["data"] = whole.images.size + 4 * count if resident else 0
+    if memory["bank"]:
+        memory["bank"] = memory["bank"] * count // len(few)
+        memory["loss"] = loss_bytes(recipe.batch_size, count, recipe.flat()["dim"], dtype, device)
+    return memory
+
+
+def _seconds_a_step(recipe: Recipe, few: ImageSet, num_images: int, device: torch.device) -> tuple[float, str]:
+    """From real training steps, bank and optimiser included, and how they were taken.
+
+    Steps of two sizes tell what a step takes an image from what it takes by itself. The larger size is the run's own
+    where that is quick enough.
+    """
+    assert recipe.lr is not None
+    assert recipe.weight_decay is not None
+    method = build_method(recipe, num_images).to(device).to(memory_format=torch.channels_last)
+    rate = torch.tensor(recipe.lr, device=device)
+    optimizer = OPTIMIZERS[recipe.optimizer].build(method.parameters(), rate, recipe.momentum, recipe.weight_decay)
+
+    def seconds(batch_size: int) -> float:
+        step = TrainStep(method, optimizer, Loader(few, batch_size, device, recipe.seed), recipe.seed, fast=False)
+        started = time.monotonic()
+        step(0, 0.0, 0.0)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.monotonic() - started
+
+    first = size = min(recipe.batch_size, FIRST_BATCH)
+    seconds(first)  # prepares much, and does not count
+    base = taken = seconds(first)
+    slope = 0.0
+    while size < recipe.batch_size and slope * GROWTH * size < LONGEST_STEP:
+        size = min(recipe.batch_size, GROWTH * size)
+        taken = seconds(size)
+        slope = max(0.0, taken - base) / (size - first)
+    return taken + slope * (recipe.batch_size - size), f"from steps of {first} to {size} images, not compiled"
