@@ -13,6 +13,7 @@ from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
+from onecrop.export import FORMATS, export
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints
@@ -113,6 +114,15 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
 
 
+def export_verb(arguments: Sequence[str]) -> None:
+    """write a backbone for torchvision, timm or ONNX, and check it"""
+    parser = Parser(prog="onecrop export", description=export_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("--format", required=True, help="of: " + ", ".join(FORMATS))
+    parser.add_argument("--out", help="the file to write [RUN/FORMAT with the usual ending]")
+    export(**vars(parser.parse(arguments)))
+
+
 def compare_verb(arguments: Sequence[str]) -> None:
     """train and score several methods, backbones and seeds; one table"""
     parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
@@ -192,6 +202,7 @@ def list_verb(arguments: Sequence[str]) -> None:
 VERBS = {
     "pretrain": pretrain_verb,
     "evaluate": evaluate_verb,
+    "export": export_verb,
     "compare": compare_verb,
     "sweep": sweep_verb,
     "results": results_verb,
