@@ -24,6 +24,7 @@ from onecrop.nets.backbones import choose_stem, module_name
 from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
 from onecrop.progress import EpochClock, Progress, duration
 from onecrop.recipe import Recipe
+from onecrop.report.card import write_card
 from onecrop.runs import Run, provenance
 from onecrop.step import TrainStep
 
@@ -263,6 +264,7 @@ class Training:
             "epoch": self.recipe.epochs,
             "seed": self.recipe.seed,
         }
+        write_card(self.run.folder)  # before the backbone, which makes the run a finished one
         save_backbone(self.run.backbone_file, self.method.backbone, facts)
         self.run.say(f"finished: {self.run.backbone_file}")
 
