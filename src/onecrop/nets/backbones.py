@@ -157,13 +157,9 @@ def need_feature_map(backbone: Backbone, image_size: int) -> None:
         )
 
 
-def choose_stem(backbone: str, image_size: int, wanted: Stem | None = None) -> Stem | None:
-    """The stem that was wanted, else the one for this size; None for a module from Python: it has its own."""
-    if not backbone.startswith(MODULE):
-        return wanted or ("small" if image_size <= SMALL_IMAGE else "standard")
-    if wanted:
+def check_stem(backbone: str, wanted: Stem | None) -> None:
+    if wanted and backbone.startswith(MODULE):
         raise UserError(f"--stem {wanted} does not go with {backbone}, which has a stem of its own")
-    return None
 
 
 def check_backbone(name: str) -> None:
