@@ -13,13 +13,14 @@ from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
+from onecrop.evaluate.finetune import Budget, finetune
 from onecrop.export import FORMATS, export
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
-from onecrop.recipe import Recipe, describe_hint, flag, hints
+from onecrop.recipe import Recipe, check, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
 from onecrop.report.results import write_results
-from onecrop.report.tables import result_table
+from onecrop.report.tables import result_table, share_table
 from onecrop.runs import Run
 from onecrop.train import pretrain
 
@@ -114,6 +115,23 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
 
 
+def fine_tune_verb(arguments: Sequence[str]) -> None:
+    """score a backbone with few labels, against training from scratch"""
+    parser = Parser(prog="onecrop fine-tune", description=fine_tune_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("data", help="a CSV file of labels (file,label), a folder of classes or a labelled data set")
+    parser.add_argument("--shares", default="0.01,0.1,1", help="of the labels, class by class [0.01,0.1,1]")
+    for name, default in Budget._field_defaults.items():
+        parser.add_argument(flag(name), type=type(default), default=default, help=f"of training [{default}]")
+    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--seed", type=int, default=0, help="of subsets, order and crops [0]")
+    values = vars(parser.parse(arguments))
+    budget = Budget(**{name: values.pop(name) for name in Budget._fields})
+    shares = [check("shares", float, share) for share in values.pop("shares").split(",")]
+    print(share_table(finetune(**values, shares=shares, budget=budget)))
+
+
 def export_verb(arguments: Sequence[str]) -> None:
     """write a backbone for torchvision, timm or ONNX, and check it"""
     parser = Parser(prog="onecrop export", description=export_verb.__doc__, allow_abbrev=False)
@@ -202,6 +220,7 @@ def list_verb(arguments: Sequence[str]) -> None:
 VERBS = {
     "pretrain": pretrain_verb,
     "evaluate": evaluate_verb,
+    "fine-tune": fine_tune_verb,
     "export": export_verb,
     "compare": compare_verb,
     "sweep": sweep_verb,
