@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from onecrop.choices import resolve
 from onecrop.compare import member
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import choose_device, describe, tune
@@ -32,7 +33,7 @@ from onecrop.methods import METHODS
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method, resolve
+from onecrop.train import build_method
 
 ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000)  # N for --against-n
 PAPER = {"byol": 0.28, "simsiam": 0.47, "moco": 0.51, "npid": 0.81}  # sid's time as a share of theirs, CIFAR, 4 K80

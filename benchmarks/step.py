@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from onecrop.choices import resolve
 from onecrop.data import images as data_images
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import choose_device, describe, tune
@@ -24,7 +25,7 @@ from onecrop.losses import instance_loss
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method, resolve
+from onecrop.train import build_method
 
 FORWARD_FLOPS = {("resnet18", 32): 1.11e9}  # an image, small stem; the backward pass costs twice as much
 

@@ -15,7 +15,7 @@ FORBIDDEN = {
     "data": ["nets", "methods", "train", "evaluate", "report", "losses", "recipe"],
     "nets": ["methods", "train", "evaluate", "report", "losses", "recipe"],
     "methods": ["train", "evaluate", "report", "recipe", "runs"],
-    "evaluate": ["methods", "train", "report", "recipe", "runs", "losses", "bank"],
+    "evaluate": ["methods", "train", "recipe", "runs", "losses", "bank"],
     "report": ["data", "nets", "methods", "train", "evaluate", "losses", "recipe", "runs", "bank", "augment"],
 }
 

@@ -5,22 +5,24 @@ import io
 import os
 import sys
 from collections.abc import Sequence
-from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.embed import embed, search
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
+from onecrop.evaluate.finetune import Budget, finetune
+from onecrop.export import FORMATS, export
 from onecrop.files import printable
+from onecrop.flags import Parser, add_fields, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
-from onecrop.recipe import Recipe, describe_hint, flag, hints
+from onecrop.recipe import Recipe, check, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
 from onecrop.report.results import write_results
-from onecrop.report.tables import result_table
+from onecrop.report.tables import result_table, share_table
 from onecrop.runs import Run
 from onecrop.train import pretrain
 
@@ -31,28 +33,6 @@ TABLES: dict[str, Any] = {
     "recipes": RECIPES,
     "evaluations": EVALUATIONS,
 }
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message} (see {self.prog} --help)")
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        """As parse_args, but an unknown flag is answered with the nearest known one."""
-        values, rest = self.parse_known_args(arguments)
-        if rest:
-            known = [option for action in self._actions for option in action.option_strings]
-            near = get_close_matches(rest[0].split("=")[0], known, n=1)
-            raise UserError(
-                f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else f" (see {self.prog} --help)")
-            )
-        return values
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
-    return int(text)
 
 
 def pretrain_verb(arguments: Sequence[str]) -> None:
@@ -73,7 +53,7 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("data", nargs="?", help="a folder of images, or one of: " + ", ".join(SOURCES))
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
     parser.add_argument("--resume", action="store_true", help="continue the run in --out")
-    _add_fields(parser, base)
+    add_fields(parser, base)
     values = vars(parser.parse(arguments))
     changes = {name: value for name, value in values.items() if name not in ("recipe", "resume") and value is not None}
     if "data" not in changes and not known.recipe and not (known.resume and earlier.recipe_file.exists()):
@@ -81,21 +61,6 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
             raise UserError(f"nothing to resume in {earlier.folder}: it is not a run folder")
         raise UserError(f"say what to learn from: onecrop pretrain DATA, a folder or one of {', '.join(SOURCES)}")
     pretrain(base.override(changes), resume=values["resume"])
-
-
-def _add_fields(parser: Parser, base: Recipe) -> None:
-    """A flag for every field of the recipe and of its method's settings, with the default it has in `base`."""
-    for title, owner, part in (
-        ("recipe", Recipe, base),
-        (f"settings of {base.method}", type(base.settings), base.settings),
-    ):
-        group = parser.add_argument_group(title)
-        for name, hint in hints(owner).items():
-            if name not in ("data", "settings"):
-                wanted, text = describe_hint(hint)
-                default = getattr(part, name)
-                shown = f"{text} [{'auto' if default is None else default}]".replace("%", "%%").strip()
-                group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
 
 
 def scan_verb(arguments: Sequence[str]) -> None:
@@ -140,8 +105,8 @@ def embed_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     values = vars(parser.parse(arguments))
-    count, dim = embed(**values).features.shape
-    print(f"{values['out']}: {count:,} images, {dim} features each")
+    num_images, dim = embed(**values).features.shape
+    print(f"{values['out']}: {num_images:,} images, {dim} features each")
 
 
 def search_verb(arguments: Sequence[str]) -> None:
@@ -160,13 +125,39 @@ def search_verb(arguments: Sequence[str]) -> None:
     print(values["out"])
 
 
+def fine_tune_verb(arguments: Sequence[str]) -> None:
+    """score a backbone with few labels, against training from scratch"""
+    parser = Parser(prog="onecrop fine-tune", description=fine_tune_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("data", help="a CSV file of labels (file,label), a folder of classes or a labelled data set")
+    parser.add_argument("--shares", default="0.01,0.1,1", help="of the labels, class by class [0.01,0.1,1]")
+    for name, default in Budget._field_defaults.items():
+        parser.add_argument(flag(name), type=type(default), default=default, help=f"of training [{default}]")
+    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    parser.add_argument("--seed", type=int, default=0, help="of subsets, order and crops [0]")
+    values = vars(parser.parse(arguments))
+    budget = Budget(**{name: values.pop(name) for name in Budget._fields})
+    shares = [check("shares", float, share) for share in values.pop("shares").split(",")]
+    print(share_table(finetune(**values, shares=shares, budget=budget)))
+
+
+def export_verb(arguments: Sequence[str]) -> None:
+    """write a backbone for torchvision, timm or ONNX, and check it"""
+    parser = Parser(prog="onecrop export", description=export_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
+    parser.add_argument("--format", required=True, help="of: " + ", ".join(FORMATS))
+    parser.add_argument("--out", help="the file to write [RUN/FORMAT with the usual ending]")
+    export(**vars(parser.parse(arguments)))
+
+
 def compare_verb(arguments: Sequence[str]) -> None:
     """train and score several methods, backbones and seeds; one table"""
     parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
     parser.add_argument("data", help="labelled data set or folder of classes")
     parser.add_argument("--methods", default=",".join(METHODS), help="of: " + ", ".join(METHODS))
     parser.add_argument("--backbones", default="resnet18", help="of: " + ", ".join(TABLES["backbones"]))
-    parser.add_argument("--seeds", type=_count, default=1, help="runs of each [1]")
+    parser.add_argument("--seeds", type=count, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--out", default="runs/compare", help="folder of the runs and the table [runs/compare]")
     group = parser.add_argument_group("fields of every recipe (default: as in each method's own)")
@@ -196,9 +187,9 @@ def sweep_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("data", help="labelled data set or folder of classes")
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
     parser.add_argument("--try", dest="tries", action="append", metavar="CHANGES", help='a run: "lr=0.1 dim=256"')
-    parser.add_argument("--seeds", type=_count, default=1, help="runs of each [1]")
+    parser.add_argument("--seeds", type=count, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
-    _add_fields(parser, base)
+    add_fields(parser, base)
     values = vars(parser.parse(arguments))
     values.pop("recipe")
     tries, seeds = values.pop("tries") or [""], values.pop("seeds")
@@ -242,6 +233,8 @@ VERBS = {
     "evaluate": evaluate_verb,
     "embed": embed_verb,
     "search": search_verb,
+    "fine-tune": fine_tune_verb,
+    "export": export_verb,
     "compare": compare_verb,
     "sweep": sweep_verb,
     "results": results_verb,

@@ -13,7 +13,7 @@ from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import read_json_lines, write_atomically
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe
-from onecrop.recipes import RECIPES, named
+from onecrop.recipes import named
 from onecrop.report.comparison import FAILURE, add_to_plan, write_comparison
 from onecrop.train import pretrain
 
@@ -29,8 +29,8 @@ def compare(
 ) -> Path:
     """Train and score every combination below `out` -> the table's Markdown file.
 
-    A method starts from its recipe for small images where it has one, and keeps that recipe's batch size; `overrides`
-    are recipe fields that hold for all.
+    A method starts from its recipe for small images, and keeps that recipe's batch size; `overrides` are recipe
+    fields that hold for all.
     """
     for name in methods:
         if name not in METHODS:
@@ -46,7 +46,7 @@ def compare(
 
 def member(base: Recipe, method: str, overrides: dict[str, Any]) -> Recipe:
     """The recipe of a method in a comparison over the data of `base`."""
-    recipe = named(f"{method}-small") if f"{method}-small" in RECIPES else Recipe(method=method)
+    recipe = named(f"{method}-small")
     shared = {name: getattr(base, name) for name in ("data", "data_dir", "subset", "holdout", "epochs", "image_size")}
     return recipe.override({**shared, **overrides})
 

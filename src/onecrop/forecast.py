@@ -21,6 +21,7 @@ SAMPLE = 4  # images that go through a copy of the network to see what it keeps 
 def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch.device) -> None:
     """Refuse, before anything is built, a run whose tables alone are more than the device has free."""
     assert recipe.precision is not None, "the recipe is not resolved"
+    assert recipe.batch_size is not None
     dtype = getattr(torch, recipe.precision)
     parts = METHODS[recipe.method].tables(recipe.settings, feature_dim, num_images, recipe.batch_size, dtype)
     if "classifier" in parts:

@@ -66,7 +66,7 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """Defaults are the paper's; where they are not, the reason stands beside them. None means: chosen from the data."""
+    """Defaults are the paper's. None means: chosen from the data and the device, in choices.py, with its reason."""
 
     data: Annotated[str, "a named data set or a folder of images"] = "shapes"
     out: Annotated[str, "the run folder to write"] = "runs/run"
@@ -76,23 +76,20 @@ class Recipe:
     drop_duplicates: Annotated[bool, "of images that look alike train on one"] = False
     method: Annotated[str, "how to learn"] = "sid"
     settings: Annotated[Settings, "the method's own settings"] = None  # type: ignore[assignment]
-    backbone: Annotated[str, "which network"] = "resnet18"
-    stem: Annotated[Stem | None, "first layers: small keeps the resolution (default up to 64 px)"] = None
-    image_size: Annotated[int | None, "pixels the network sees (default: the data set's)"] = None
-    epochs: Annotated[int, "passes over the data"] = 100  # the paper: 400; a quarter of it reaches most of the accuracy
-    batch_size: Annotated[int, "images a step"] = 512
-    optimizer: Annotated[Literal["muon", "sgd", "adamw", "lars"], "how weights move"] = (
-        "muon"  # the paper: SGD; muon gains 6 points at 40 epochs
-    )
-    lr: Annotated[float | None, "peak learning rate (default: the optimizer's)"] = None
+    backbone: Annotated[str | None, "which network"] = None
+    weights: Annotated[str | None, "start from a file in torchvision's keys, or from `torchvision`'s own"] = None
+    stem: Annotated[Stem | None, "first layers: small keeps the resolution of small images"] = None
+    image_size: Annotated[int | None, "pixels the network sees"] = None
+    epochs: Annotated[int | None, "passes over the data"] = None
+    batch_size: Annotated[int | None, "images a step"] = None
+    optimizer: Annotated[Literal["muon", "sgd", "adamw", "lars"] | None, "how weights move"] = None
+    lr: Annotated[float | None, "peak learning rate"] = None
     momentum: Annotated[float, "of the optimizer"] = 0.9
-    weight_decay: Annotated[float | None, "(default: the optimizer's)"] = None
+    weight_decay: Annotated[float | None, "of the optimizer"] = None
     warmup_epochs: Annotated[float, "epochs of linear warm-up before the cosine decay"] = 0.0
     seed: Annotated[int, "of weights, order and augmentation"] = 0
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
-    precision: Annotated[
-        Literal["float32", "bfloat16"] | None, "number format of network and bank (default: bfloat16 on a GPU)"
-    ] = None
+    precision: Annotated[Literal["float32", "bfloat16"] | None, "number format of network and bank"] = None
     probe: Annotated[Literal["knn", "linear-fast"], "which evaluation --probe-every runs"] = "knn"
     probe_every: Annotated[int, "evaluate every so many epochs; 0 never"] = 0
     checkpoint_seconds: Annotated[float, "save the state so often; 0 after every step"] = 60.0
@@ -105,7 +102,8 @@ class Recipe:
         if type(self.settings) is not METHODS[self.method].Settings:
             wanted, got = METHODS[self.method].Settings.__name__, type(self.settings).__name__
             raise UserError(f"settings of {self.method} are a {wanted}, not a {got}")
-        check_backbone(self.backbone)
+        if self.backbone is not None:
+            check_backbone(self.backbone)
         for part in (self, self.settings):
             for name, hint in hints(type(part)).items():
                 if name != "settings":
@@ -115,7 +113,7 @@ class Recipe:
                 allowed, holds = RANGES[name]
                 if not holds(value):
                     raise UserError(f"{flag(name)} {value} is out of range: it must be {allowed}")
-        if not 0 <= self.warmup_epochs < self.epochs:
+        if self.epochs is not None and not 0 <= self.warmup_epochs < self.epochs:
             raise UserError(f"--warmup-epochs {self.warmup_epochs} is not between 0 and the {self.epochs} epochs")
 
     def override(self, changes: dict[str, Any]) -> "Recipe":
@@ -133,6 +131,11 @@ class Recipe:
         return dataclasses.replace(
             base, settings=dataclasses.replace(base.settings, **_typed(type(base.settings), changes))
         )
+
+    def completed(self, begun: "Recipe") -> "Recipe":
+        """What is open here as it was chosen in `begun`: a run goes on as it was, on whatever device."""
+        here, there = self.flat(), begun.flat()
+        return self.override({name: there[name] for name in here if here[name] is None and there.get(name) is not None})
 
     def changed(self, wanted: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Field -> (value here, value wanted), where they differ and it matters to what is computed.

@@ -57,6 +57,7 @@ def demo() -> Recipe:
         backbone="tiny",
         epochs=12,
         batch_size=128,
+        optimizer="muon",
         settings=SidSettings(dim=128, hidden=256, cutmix=0.0, update="plain", bank_momentum=0.2),
     )
 
@@ -74,6 +75,12 @@ def _small(method: str, settings: Settings, lr: float, weight_decay: float = 1e-
         weight_decay=weight_decay,
         batch_size=batch_size,
     )
+
+
+def sid_small() -> Recipe:
+    """sid on CIFAR, with what is chosen on a GPU: in comparisons it is the same on every device."""
+    settings = SidSettings(dim=2048, hidden=2048, cutmix=0.5)
+    return Recipe(data="cifar10", backbone="resnet18", epochs=100, batch_size=512, optimizer="muon", settings=settings)
 
 
 def simsiam_small() -> Recipe:
@@ -116,6 +123,7 @@ def jigclu_small() -> Recipe:
 RECIPES: dict[str, Callable[[], Recipe]] = {
     "demo": demo,
     "paper": paper,
+    "sid-small": sid_small,
     "simclr-small": simclr_small,
     "moco-small": moco_small,
     "simsiam-small": simsiam_small,

@@ -51,8 +51,11 @@ class Run:
         """Make the folder, or check that `recipe` is the one this run was begun with."""
         if self.recipe_file.exists() and resume:
             self.refuse_changes(recipe)
-            if self._begun_with() != provenance["data_fingerprint"]:
+            begun = self._provenance()
+            if begun["data_fingerprint"] != provenance["data_fingerprint"]:
                 raise UserError(f"{self.folder} was begun with other images than {recipe.data} holds now")
+            if not self.checkpoint_file.exists() and begun.get("weights_sha256") != provenance["weights_sha256"]:
+                raise UserError(f"{self.folder} was begun with other weights than {recipe.weights} holds now")
             return
         # provenance.json alone is what a kill in the next two lines leaves: nothing to lose
         if self.folder.exists() and (
@@ -85,9 +88,10 @@ class Run:
                 raise UserError(f"another process is writing {self.folder}: wait, or choose another --out") from None
             yield
 
-    def _begun_with(self) -> str:
+    def _provenance(self) -> dict[str, Any]:
         try:
-            return str(json.loads((self.folder / "provenance.json").read_text())["data_fingerprint"])
+            begun = json.loads((self.folder / "provenance.json").read_text())
+            return {**begun, "data_fingerprint": str(begun["data_fingerprint"])}
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"{self.folder / 'provenance.json'} cannot be read: {error}") from None
 
@@ -134,11 +138,13 @@ class Run:
         return step, tensors
 
 
-def provenance(recipe: Recipe, fingerprint: str, num_images: int, device: torch.device) -> dict[str, Any]:
+def provenance(
+    recipe: Recipe, fingerprint: str, num_images: int, device: torch.device, weights_sha256: str | None = None
+) -> dict[str, Any]:
     """What one needs to know to trust a result, or to get it again."""
     versions = {}
     packages = ["onecrop", "torch", "torchvision", "numpy", "safetensors"]
-    for package in packages + ["timm"] * recipe.backbone.startswith("timm/"):
+    for package in packages + ["timm"] * str(recipe.backbone).startswith("timm/"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:  # onecrop itself, run from its source folder
@@ -150,6 +156,7 @@ def provenance(recipe: Recipe, fingerprint: str, num_images: int, device: torch.
         "seed": recipe.seed,
         "data_fingerprint": fingerprint,
         "num_images": num_images,
+        "weights_sha256": weights_sha256,
         "crops": METHODS[recipe.method].crops,
         "networks": METHODS[recipe.method].networks,
         "device": describe(device),

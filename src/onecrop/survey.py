@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from onecrop.choices import choose_image_size, resolve, settle
 from onecrop.data import ImageSet, Loader
 from onecrop.data.images import RESIDENT_SHARE
 from onecrop.data.scan import scan, thumbnails
@@ -22,7 +23,7 @@ from onecrop.recipe import Recipe
 from onecrop.report.scan import draw_contact_sheet, scan_text, sheet_names, write_findings
 from onecrop.report.sheet import PICTURE
 from onecrop.step import TrainStep
-from onecrop.train import build_method, resolve
+from onecrop.train import build_method
 
 FIRST_BATCH, GROWTH = 8, 4  # images of the first step that is timed; each further one has so many times more
 LONGEST_STEP = 10.0  # seconds that the images of a timed step may take
@@ -54,12 +55,16 @@ def survey(recipe: Recipe, out: Path, json_to: str | None) -> dict[str, Any]:
 def forecast(recipe: Recipe, num_images: int) -> dict[str, Any]:
     """What pretraining on so many images will take, without making the run: a small stand-in is measured."""
     device = choose_device(recipe.device)
+    recipe = settle(recipe, choose_image_size(recipe, device))
     size = recipe.image_size or 224
     shape = (3, stored_size(size), stored_size(size))
     whole = ImageSet(recipe.data, np.broadcast_to(np.uint8(0), (num_images, *shape)), image_size=size)
     recipe = resolve(recipe, whole, device)
-    recipe = replace(recipe, batch_size=min(recipe.batch_size, num_images))
-    few = ImageSet(recipe.data, np.zeros((recipe.batch_size, *shape), np.uint8), image_size=size)
+    assert recipe.batch_size is not None
+    assert recipe.epochs is not None
+    batch_size, epochs = min(recipe.batch_size, num_images), recipe.epochs
+    recipe = replace(recipe, batch_size=batch_size)
+    few = ImageSet(recipe.data, np.zeros((batch_size, *shape), np.uint8), image_size=size)
     memory = _memory(recipe, few, whole, device)
     step, timed = _seconds_a_step(recipe, few, num_images, device) if memory["bank"] <= BANK_TO_TRY else (None, "")
     return {
@@ -69,8 +74,8 @@ def forecast(recipe: Recipe, num_images: int) -> dict[str, Any]:
         "stored_size": shape[-1],
         "pack": whole.images.size,
         "memory": memory,
-        "epochs": recipe.epochs,
-        "seconds": None if step is None else step * recipe.epochs * (num_images // recipe.batch_size),
+        "epochs": epochs,
+        "seconds": None if step is None else step * epochs * (num_images // batch_size),
         "timed": timed,
     }
 
@@ -79,13 +84,13 @@ def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device
     """forecast_memory of a run on a few images, with all that grows with their number put right."""
     dtype, count = getattr(torch, str(recipe.precision)), len(whole)
     method = build_method(recipe, len(few)).to(device)
-    loader = Loader(few, recipe.batch_size, device, recipe.seed)
+    loader = Loader(few, len(few), device, recipe.seed)
     memory = forecast_memory(method, loader, int(recipe.image_size or 0), dtype)
     resident = device.type != "cuda" or whole.images.size < RESIDENT_SHARE * torch.cuda.mem_get_info()[0]
     memory["data"] = whole.images.size + 4 * count if resident else 0
     if memory["bank"]:
         memory["bank"] = memory["bank"] * count // len(few)
-        memory["loss"] = loss_bytes(recipe.batch_size, count, recipe.flat()["dim"], dtype, device)
+        memory["loss"] = loss_bytes(len(few), count, recipe.flat()["dim"], dtype, device)
     return memory
 
 
@@ -97,6 +102,8 @@ def _seconds_a_step(recipe: Recipe, few: ImageSet, num_images: int, device: torc
     """
     assert recipe.lr is not None
     assert recipe.weight_decay is not None
+    assert recipe.optimizer is not None
+    whole = len(few)  # the run's batch
     method = build_method(recipe, num_images).to(device).to(memory_format=torch.channels_last)
     rate = torch.tensor(recipe.lr, device=device)
     optimizer = OPTIMIZERS[recipe.optimizer].build(method.parameters(), rate, recipe.momentum, recipe.weight_decay)
@@ -109,12 +116,12 @@ def _seconds_a_step(recipe: Recipe, few: ImageSet, num_images: int, device: torc
             torch.cuda.synchronize(device)
         return time.monotonic() - started
 
-    first = size = min(recipe.batch_size, FIRST_BATCH)
+    first = size = min(whole, FIRST_BATCH)
     seconds(first)  # prepares much, and does not count
     base = taken = seconds(first)
     slope = 0.0
-    while size < recipe.batch_size and slope * GROWTH * size < LONGEST_STEP:
-        size = min(recipe.batch_size, GROWTH * size)
+    while size < whole and slope * GROWTH * size < LONGEST_STEP:
+        size = min(whole, GROWTH * size)
         taken = seconds(size)
         slope = max(0.0, taken - base) / (size - first)
-    return taken + slope * (recipe.batch_size - size), f"from steps of {first} to {size} images, not compiled"
+    return taken + slope * (whole - size), f"from steps of {first} to {size} images, not compiled"

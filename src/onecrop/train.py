@@ -12,18 +12,21 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onecrop.data import ImageSet, Loader, load
+from onecrop.choices import choose_all, choose_image_size, describe_choices, settle
+from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
-from onecrop.device import choose_device, choose_precision, describe, peak_memory, reset_peak_memory, tune
+from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, tune
 from onecrop.errors import UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
-from onecrop.nets.backbones import choose_stem, module_name
+from onecrop.nets.backbones import module_name
+from onecrop.nets.weights import hash_weights, start_from
 from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
 from onecrop.progress import EpochClock, Progress, duration
 from onecrop.recipe import Recipe
+from onecrop.report.card import write_card
 from onecrop.runs import Run, provenance
 from onecrop.step import TrainStep
 
@@ -45,17 +48,28 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
         run.refuse_changes(recipe)
         print(f"{run.folder} is finished: nothing to resume")
         return run.folder
+    if resume and run.recipe_file.exists():
+        recipe = recipe.completed(run.recipe())
+    chosen = choose_image_size(recipe, device)
+    recipe = settle(recipe, chosen)
     images = load(recipe.data, "train", recipe.request())
-    recipe = resolve(recipe, images, device)
-    network = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, backbone)
+    chosen |= choose_all(recipe, images, device)
+    recipe = settle(recipe, chosen)
+    network = build_backbone(str(recipe.backbone), recipe.stem, recipe.image_size, backbone)
     need_memory(recipe, network.dim, len(images), device)
     sets = None
     if recipe.probe_every:
         sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
+    assert recipe.batch_size is not None
     loader = Loader(images, recipe.batch_size, device, recipe.seed)
-    training = Training(recipe, run, loader, build_method(recipe, len(images), backbone), sets)
-    run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device), resume)
+    begun = run.checkpoint_file.exists()  # then the weights to start from are behind us
+    method = build_method(replace(recipe, weights=None) if begun else recipe, len(images), backbone)
+    training = Training(recipe, run, loader, method, sets)
+    sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
+    run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256), resume)
     with run.exclusively():
+        for line in describe_choices(chosen):
+            run.say(line)
         run.say(
             f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; "
             f"{recipe.backbone}, {recipe.stem or 'its own'} stem; {recipe.method}, {recipe.optimizer} lr {recipe.lr:g}"
@@ -66,26 +80,15 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     return run.folder
 
 
-def resolve(recipe: Recipe, images: ImageSet, device: torch.device) -> Recipe:
-    """Fill in every None: what a run did is read from its recipe, not from defaults of the day."""
-    size = recipe.image_size or images.image_size
-    choice = OPTIMIZERS[recipe.optimizer]
-    return replace(
-        recipe,
-        image_size=size,
-        stem=choose_stem(recipe.backbone, size, recipe.stem),
-        lr=choice.lr if recipe.lr is None else recipe.lr,
-        weight_decay=choice.weight_decay if recipe.weight_decay is None else recipe.weight_decay,
-        precision=recipe.precision or choose_precision(device),
-    )
-
-
 def build_method(recipe: Recipe, num_images: int, given: nn.Module | None = None) -> Method:
     """The untrained method, a function of the recipe's seed and of the module that was given."""
     assert recipe.image_size is not None, "the recipe is not resolved"
     assert recipe.precision is not None
+    assert recipe.backbone is not None
     torch.manual_seed(recipe.seed)
     backbone = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, given)
+    if recipe.weights:
+        start_from(backbone, recipe.weights, recipe.backbone, recipe.stem)
     build = cast(Any, METHODS[recipe.method])
     dtype = getattr(torch, recipe.precision)
     return cast(Method, build(recipe.settings, backbone, num_images, recipe.image_size, dtype))
@@ -97,7 +100,11 @@ class Training:
     def __init__(self, recipe: Recipe, run: Run, loader: Loader, method: Method, sets: Labelled | None = None) -> None:
         assert recipe.lr is not None
         assert recipe.weight_decay is not None
+        assert recipe.optimizer is not None
+        assert recipe.epochs is not None
+        assert recipe.batch_size is not None
         self.recipe, self.run, self.loader, self.device = recipe, run, loader, loader.device
+        self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
         self.sets = sets  # what probes along the way are scored on
         assert recipe.image_size is not None
         assert recipe.precision is not None
@@ -108,7 +115,7 @@ class Training:
             self.method.parameters(), lr, recipe.momentum, recipe.weight_decay
         )
         self.steps_per_epoch = loader.batches_per_epoch
-        self.total_steps = recipe.epochs * self.steps_per_epoch
+        self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
         self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast=self.device.type == "cuda")
         self.step = 0
@@ -157,8 +164,8 @@ class Training:
     def _expect(self, seconds: float) -> None:
         """Say how long the run will take, from the first steps at full speed."""
         whole = duration(seconds / TIMED_STEPS * self.total_steps)
-        rate = TIMED_STEPS * self.recipe.batch_size / seconds
-        self.run.say(f"time to expect: {whole} for {self.recipe.epochs} epochs, {rate:,.0f} images/s")
+        rate = TIMED_STEPS * self.batch_size / seconds
+        self.run.say(f"time to expect: {whole} for {self.epochs} epochs, {rate:,.0f} images/s")
 
     def _since(self, moment: float) -> float:
         if self.device.type == "cuda":
@@ -197,17 +204,17 @@ class Training:
 
     def _line(self, means: dict[str, float]) -> str:
         epoch = (self.step - 1) // self.steps_per_epoch + 1
-        rate = self.epoch.steps_per_second(self.step) * self.recipe.batch_size
-        left = duration((self.total_steps - self.step) * self.recipe.batch_size / rate) if rate else "?"
+        rate = self.epoch.steps_per_second(self.step) * self.batch_size
+        left = duration((self.total_steps - self.step) * self.batch_size / rate) if rate else "?"
         values = "  ".join(f"{name} {value:.4g}" for name, value in means.items())
         if not self.loader.resident:
             values += f"  waiting for data {self.epoch.waiting():.1%}"
-        return f"epoch {epoch}/{self.recipe.epochs}  {rate:,.0f} images/s  {left} left  {values}"
+        return f"epoch {epoch}/{self.epochs}  {rate:,.0f} images/s  {left} left  {values}"
 
     def _finish_epoch(self, means: dict[str, float], line: str) -> None:
         epoch = self.step // self.steps_per_epoch
         row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": self.learning_rate(self.step - 1), **means}
-        row["images_per_second"] = self.epoch.steps_per_second(self.step) * self.recipe.batch_size
+        row["images_per_second"] = self.epoch.steps_per_second(self.step) * self.batch_size
         row |= {
             "seconds": self.epoch.seconds(),
             "data_wait": self.epoch.waiting(),
@@ -262,9 +269,10 @@ class Training:
             "image_size": self.recipe.image_size,
             "data": self.recipe.data,
             "method": self.recipe.method,
-            "epoch": self.recipe.epochs,
+            "epoch": self.epochs,
             "seed": self.recipe.seed,
         }
+        write_card(self.run.folder)  # before the backbone, which makes the run a finished one
         save_backbone(self.run.backbone_file, self.method.backbone, facts)
         self.run.say(f"finished: {self.run.backbone_file}")
 

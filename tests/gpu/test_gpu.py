@@ -9,13 +9,14 @@ import torch
 import torch.nn.functional as F
 
 from onecrop import Recipe
+from onecrop.choices import resolve
 from onecrop.cli import main
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import tune
 from onecrop.losses import instance, instance_loss
 from onecrop.optim import OPTIMIZERS
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method, resolve
+from onecrop.train import build_method
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about what is not ours
 CUDA = torch.device("cuda")

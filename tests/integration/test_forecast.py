@@ -118,8 +118,9 @@ def test_a_batch_smaller_than_the_sample():
 @pytest.mark.parametrize(("backbone", "count", "dim"), [("resnet18", 20_000, 2048), ("tiny", 100_000, 256)])
 def test_memory_comes_within_a_fifth(backbone, count, dim):
     from onecrop import Recipe
+    from onecrop.choices import resolve
     from onecrop.optim import OPTIMIZERS
-    from onecrop.train import build_method, resolve
+    from onecrop.train import build_method
 
     device = torch.device("cuda")
     images = load("shapes", request=Request(subset=512))

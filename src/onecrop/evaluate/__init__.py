@@ -20,6 +20,7 @@ from onecrop.evaluate.linear import linear, linear_fast
 from onecrop.files import append_json_line
 from onecrop.nets import Pixels, load_backbone, read_backbone
 from onecrop.nets.backbones import untrained_like
+from onecrop.report.card import write_card
 
 # (backbone, train, test, probe) -> accuracy in percent and the protocol it was measured by
 EVALUATIONS: dict[str, Callable[[nn.Module, ImageSet, ImageSet, Probe], dict[str, Any]]] = {
@@ -77,6 +78,11 @@ def evaluate(
                 append_json_line(folder / "results.jsonl", row)
             except UserError as error:  # the figure is worth more than the file
                 print(f"onecrop: {error}", file=sys.stderr)
+    if begun:
+        try:
+            write_card(folder)
+        except UserError as error:
+            print(f"onecrop: {error}", file=sys.stderr)
     return rows
 
 

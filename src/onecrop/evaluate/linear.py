@@ -26,7 +26,7 @@ def linear(
         # The backbone is frozen: the epoch's crops go through it in large batches, the classifier's steps come after.
         z = extract(backbone, train, probe, view=epoch, crop_scale=0.08)
         if classifier is None:
-            classifier = _classifier(z.shape[1], len(train.classes), probe)
+            classifier = new_classifier(z.shape[1], len(train.classes), probe)
             optimizer = torch.optim.SGD(classifier.parameters(), lr=30.0, momentum=0.9, weight_decay=0.0)
         for group in optimizer.param_groups:
             group["lr"] = 30.0 * 0.1 ** sum(epoch >= m for m in milestones)
@@ -37,7 +37,7 @@ def linear(
         progress.update(f"linear probe: epoch {epoch + 1}/{epochs}, {left} left")
     assert classifier is not None
     protocol = f"SGD lr 30, batch {batch_size}, {epochs} epochs, ×.1 at {milestones}, crops from .08 and flips"
-    return {"accuracy": _score(classifier, extract(backbone, test, probe), test, probe), "protocol": protocol}
+    return {"accuracy": score(classifier, extract(backbone, test, probe), test, probe), "protocol": protocol}
 
 
 def linear_fast(
@@ -48,7 +48,7 @@ def linear_fast(
     z = torch.cat([extract(backbone, train, probe, view, crop_scale=0.2) for view in range(views)])  # [views·N, dim]
     mean, scale = z.mean(0), z.std(0) + 1e-6
     z = (z - mean) / scale
-    classifier = _classifier(z.shape[1], len(train.classes), probe)
+    classifier = new_classifier(z.shape[1], len(train.classes), probe)
     optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
     passes, batch_size = max(1, epochs // views), 512  # an epoch sees one view of each image
     total = passes * -(-len(z) // batch_size)
@@ -61,7 +61,7 @@ def linear_fast(
             step += 1
     tested = (extract(backbone, test, probe) - mean) / scale
     protocol = f"{views} cached views, standardised, SGD lr .1 wd 1e-4 cosine, batch {batch_size}, {epochs} epochs"
-    return {"accuracy": _score(classifier, tested, test, probe), "protocol": protocol}
+    return {"accuracy": score(classifier, tested, test, probe), "protocol": protocol}
 
 
 def _descend(classifier: nn.Linear, optimizer: torch.optim.Optimizer, z: Tensor, labels: Tensor) -> None:
@@ -70,7 +70,7 @@ def _descend(classifier: nn.Linear, optimizer: torch.optim.Optimizer, z: Tensor,
     optimizer.step()
 
 
-def _classifier(dim: int, classes: int, probe: Probe) -> nn.Linear:
+def new_classifier(dim: int, classes: int, probe: Probe) -> nn.Linear:
     """Weights N(0, .01) and zero bias, as in the linear evaluation of MoCo; drawn from the probe's own seed."""
     generator = torch.Generator().manual_seed(fold(probe.seed, "classifier"))
     classifier = nn.Linear(dim, classes)
@@ -81,5 +81,5 @@ def _classifier(dim: int, classes: int, probe: Probe) -> nn.Linear:
 
 
 @torch.no_grad()
-def _score(classifier: nn.Linear, features: Tensor, test: ImageSet, probe: Probe) -> float:
+def score(classifier: nn.Linear, features: Tensor, test: ImageSet, probe: Probe) -> float:
     return float((classifier(features).argmax(1) == labels_on(test, probe.device)).double().mean() * 100)

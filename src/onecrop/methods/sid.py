@@ -27,9 +27,9 @@ RELATION_RISE = 0.1  # of the run
 
 @dataclass(frozen=True)
 class SidSettings(Settings):
-    # the paper's code: 2048. 256 scores the same (docs/log.md), with a bank and a loss of an eighth of the size
-    dim: Annotated[int, "length of a feature and of a bank row"] = 256
-    hidden: Annotated[int, "width of the head"] = 2048
+    # None: chosen for the device, on a GPU 256, 2048 and .5 (the released code: 2048, 2048 and .5)
+    dim: Annotated[int | None, "length of a feature and of a bank row"] = None
+    hidden: Annotated[int | None, "width of the head"] = None
     temperature: Annotated[float, "of the cross-entropy"] = 0.2
     kl_temperature: Annotated[float, "of SqrtKL, on the raw cosines: with one temperature for both it fails"] = 1.0
     kl: Annotated[KL, "the self-distillation term: SqrtKL, one of its two parts, or none"] = "sqrt"
@@ -38,7 +38,7 @@ class SidSettings(Settings):
     update: Annotated[Literal["corrected", "plain"], "rule of the bank: Grad Update or the plain one"] = "corrected"
     bank_momentum: Annotated[float, "m"] = 0.5
     sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
-    cutmix: Annotated[float, "α of Beta(α, α); 0 switches it off"] = 0.5
+    cutmix: Annotated[float | None, "α of Beta(α, α); 0 switches it off"] = None
     # beyond the paper: neighbours in the bank as soft targets
     relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
     relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
@@ -54,6 +54,9 @@ class Sid(Method):
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
         super().__init__(backbone, dtype)
         self.settings = settings
+        assert settings.dim is not None, "the recipe is not resolved"
+        assert settings.hidden is not None
+        assert settings.cutmix is not None
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
         self.register_buffer("relation_weight", torch.zeros(()))
@@ -63,6 +66,7 @@ class Sid(Method):
     def tables(
         cls, settings: SidSettings, feature_dim: int, num_images: int, batch_size: int, dtype: torch.dtype
     ) -> dict[str, int]:
+        assert settings.dim is not None, "the recipe is not resolved"
         return {"bank": num_images * settings.dim * dtype.itemsize}
 
     def features(self, x: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from onecrop.errors import UserError, unknown
 from onecrop.nets.from_timm import build_timm, check_timm
+from onecrop.nets.weights import fill, need_same_layers
 from onecrop.tensors import load_tensors, save_tensors
 
 Stem = Literal["small", "standard"]
@@ -156,13 +157,9 @@ def need_feature_map(backbone: Backbone, image_size: int) -> None:
         )
 
 
-def choose_stem(backbone: str, image_size: int, wanted: Stem | None = None) -> Stem | None:
-    """The stem that was wanted, else the one for this size; None for a module from Python: it has its own."""
-    if not backbone.startswith(MODULE):
-        return wanted or ("small" if image_size <= SMALL_IMAGE else "standard")
-    if wanted:
+def check_stem(backbone: str, wanted: Stem | None) -> None:
+    if wanted and backbone.startswith(MODULE):
         raise UserError(f"--stem {wanted} does not go with {backbone}, which has a stem of its own")
-    return None
 
 
 def check_backbone(name: str) -> None:
@@ -245,17 +242,20 @@ def read_backbone(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
 def load_backbone(path: Path | str, into: nn.Module | None = None) -> Backbone:
     """A run folder or backbone.safetensors -> the network in eval mode. Every key must match.
 
-    into: the module that a run from Python was given; its weights are replaced, and it is what comes back.
+    into: a module whose weights are replaced, and that comes back: the one that a run from Python was given, or a
+    network of torchvision or timm, which keeps its own classifier; another stem than the run's is refused.
     """
     state, facts = read_backbone(path)
-    net = into if into is not None else build_backbone(facts["backbone"], facts["stem"], facts["image_size"])
-    try:
-        net.load_state_dict(state, strict=True)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())
-        kind = type(into).__name__ if into is not None else f"{facts['backbone']} with the {facts['stem']} stem"
-        raise UserError(f"{path} does not fit {kind}: {reason}") from None
-    return cast(Backbone, net.eval().requires_grad_(False))
+    name, stem = facts["backbone"], facts["stem"]
+    if into is None:
+        net = build_backbone(name, stem, facts["image_size"])
+        fill(net, state, str(path), f"{name} with the {stem} stem")
+        return cast(Backbone, net.eval().requires_grad_(False))
+    named = not name.startswith(MODULE)
+    if named:
+        need_same_layers(into, build_backbone(name, stem, facts["image_size"]), str(path), stem)
+    fill(into, state, str(path), type(into).__name__, but_classifier=named)
+    return cast(Backbone, into.eval())
 
 
 def untrained_like(path: Path | str, seed: int, given: nn.Module | None = None) -> Backbone:

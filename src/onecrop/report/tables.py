@@ -16,3 +16,15 @@ def result_table(rows: Sequence[dict[str, Any]]) -> str:
         cells = (f"{'–':>12}" if value is None else f"{value:>12.1f}" for value in values)
         lines.append("  ".join([f"{candidate:<{width}}", *cells]))
     return "\n".join(lines)
+
+
+def share_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Markdown: one line a share of the labels, one column a way to use them; accuracies in percent."""
+    ways = list(dict.fromkeys(row["of"] for row in rows))
+    shares = list(dict.fromkeys((row["share"], row["num_labels"]) for row in rows))
+    value = {(row["of"], row["share"]): row["accuracy"] for row in rows}
+    lines = [f"| labels | {' | '.join(ways)} |", "| --- |" + " --- |" * len(ways)]
+    for share, count in shares:
+        cells = " | ".join(f"{value[way, share]:.1f}" for way in ways)
+        lines.append(f"| {100 * share:g} % ({count:,}) | {cells} |")
+    return "\n".join(lines)

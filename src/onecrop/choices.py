@@ -1,0 +1,195 @@
+"""What a run does where its recipe leaves it open: from the data and the device, each choice with its reason.
+
+On a GPU the choices are the defaults that were measured there. On a CPU they are a small, honest start: minutes for a
+few thousand photographs. Whatever a recipe or a flag says is never chosen here.
+"""
+
+import statistics
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from PIL import Image
+
+from onecrop.data import SOURCES, ImageSet
+from onecrop.data.archives import is_archive
+from onecrop.data.listing import Listing
+from onecrop.data.scan import list_pictures
+from onecrop.device import choose_precision
+from onecrop.nets.backbones import MODULE, SMALL_IMAGE, check_stem
+from onecrop.optim import OPTIMIZERS
+from onecrop.recipe import Recipe, flag
+
+CPU_CROPS = 200_000  # of a run on a CPU: about four minutes of two cores for tiny at 64 px
+LEAST_STEPS = 8  # an epoch, where there are enough images
+LEAST_BATCH = 16  # batch norm and the other images of a batch need some
+SAMPLED_FILES = 100  # whose headers are read to see how large the images of a folder are
+
+
+class Choice(NamedTuple):
+    value: Any
+    reason: str
+
+
+class Given(NamedTuple):
+    """What is known when a choice is made: the fields that are settled, the data and the device."""
+
+    fields: Mapping[str, Any]
+    num_images: int
+    gpu: bool
+    precision: str
+
+
+def folder_image_size(side: float, gpu: bool) -> Choice:
+    """side: the shorter side of a typical image, in pixels."""
+    most = 224 if gpu else 64
+    seen = f"the images' shorter side is about {side:.0f} px"
+    if side >= most:
+        return Choice(most, f"{seen}; the usual size on a GPU" if gpu else f"{seen}; more takes hours on a CPU")
+    return Choice(max(16, int(side) // 8 * 8), f"{seen}: enlarging them would add nothing")
+
+
+def _backbone(given: Given) -> Choice:
+    if given.gpu:
+        return Choice("resnet18", "the network of the measured recipes; resnet50 if there is time")
+    return Choice("tiny", "about 500 images/s a core at 64 px, where resnet18 makes 50")
+
+
+def _stem(given: Given) -> Choice:
+    size = given.fields["image_size"]
+    if given.fields["backbone"].startswith(MODULE):
+        return Choice(None, "a module has a stem of its own")
+    if size > SMALL_IMAGE:
+        return Choice("standard", f"for images over {SMALL_IMAGE} px")
+    if not given.gpu and size > SMALL_IMAGE // 2:
+        return Choice("standard", f"at {size} px the small one takes four times as long on a CPU")
+    return Choice("small", f"{size} px have no resolution to lose")
+
+
+def _batch_size(given: Given) -> Choice:
+    most = 512 if given.gpu else 128
+    wanted = max(LEAST_BATCH, given.num_images // LEAST_STEPS)
+    size = 1 << (min(most, wanted).bit_length() - 1)  # the power of two below
+    if size >= given.num_images:
+        return Choice(given.num_images, f"all {given.num_images} images")
+    if size == most:
+        return Choice(most, "as measured on a GPU" if given.gpu else "as measured on a CPU")
+    return Choice(size, f"{given.num_images} images make {given.num_images // size} steps an epoch so")
+
+
+def _epochs(given: Given) -> Choice:
+    if given.gpu:
+        return Choice(100, "a quarter of the paper's reaches most of the accuracy")
+    epochs = min(100, max(5, round(CPU_CROPS / given.num_images)))
+    return Choice(epochs, f"{epochs * given.num_images:,} crops in all, for a CPU; a GPU would be given 100 epochs")
+
+
+def _optimizer(given: Given) -> Choice:
+    return Choice("muon", "6 points over SGD at 40 epochs on CIFAR-10")
+
+
+def _lr(given: Given) -> Choice:
+    optimizer = given.fields["optimizer"]
+    return Choice(OPTIMIZERS[optimizer].lr, f"what suits {optimizer}")
+
+
+def _weight_decay(given: Given) -> Choice:
+    optimizer = given.fields["optimizer"]
+    return Choice(OPTIMIZERS[optimizer].weight_decay, f"what suits {optimizer}")
+
+
+def _precision(given: Given) -> Choice:
+    return Choice(given.precision, "what this device computes fastest in" if given.gpu else "a CPU's")
+
+
+def _hidden(given: Given) -> Choice:
+    if given.gpu:
+        return Choice(2048, "the released code's")
+    return Choice(256, "with 2048 the head alone would take seconds a step on a CPU")
+
+
+def _dim(given: Given) -> Choice:
+    if given.gpu:
+        return Choice(256, "scores as the released code's 2048, with an eighth of the bank")
+    return Choice(128, "in proportion to the head")
+
+
+def _cutmix(given: Given) -> Choice:
+    if given.gpu:
+        return Choice(0.5, "the released code's")
+    return Choice(0.0, "in short runs it costs more than it gives")
+
+
+# In this order: a choice may look at those above it.
+CHOICES: dict[str, Callable[[Given], Choice]] = {
+    "backbone": _backbone,
+    "stem": _stem,
+    "batch_size": _batch_size,
+    "epochs": _epochs,
+    "optimizer": _optimizer,
+    "lr": _lr,
+    "weight_decay": _weight_decay,
+    "precision": _precision,
+    "hidden": _hidden,
+    "dim": _dim,
+    "cutmix": _cutmix,
+}
+
+
+def choose(fields: Mapping[str, Any], num_images: int, gpu: bool, precision: str) -> dict[str, Choice]:
+    """Every field that is there and None, and may be chosen -> its value and why."""
+    settled, made = dict(fields), {}
+    for name, decide in CHOICES.items():
+        if name in settled and settled[name] is None:
+            made[name] = decide(Given(settled, num_images, gpu, precision))
+            settled[name] = made[name].value
+    return made
+
+
+def choose_image_size(recipe: Recipe, device: torch.device) -> dict[str, Choice]:
+    """Of a folder or archive, before its images are decoded to that size; named data sets have their own."""
+    root = Path(recipe.data)
+    if recipe.image_size is not None or recipe.data in SOURCES or not (root.is_dir() or is_archive(root)):
+        return {}
+    side = typical_side(list_pictures(root))
+    return {} if side is None else {"image_size": folder_image_size(side, device.type == "cuda")}
+
+
+def choose_all(recipe: Recipe, images: ImageSet, device: torch.device) -> dict[str, Choice]:
+    made = {}
+    if recipe.image_size is None:
+        made["image_size"] = Choice(images.image_size, "the data set's own")
+    fields = {**recipe.flat(), "image_size": recipe.image_size or images.image_size}
+    return made | choose(fields, len(images), device.type == "cuda", choose_precision(device))
+
+
+def resolve(recipe: Recipe, images: ImageSet, device: torch.device) -> Recipe:
+    """Fill in every None: what a run did is read from its recipe, not from defaults of the day."""
+    return settle(recipe, choose_all(recipe, images, device))
+
+
+def settle(recipe: Recipe, made: Mapping[str, Choice]) -> Recipe:
+    check_stem(recipe.backbone or "", recipe.stem)
+    return recipe.override({name: choice.value for name, choice in made.items()})
+
+
+def describe_choices(made: Mapping[str, Choice]) -> list[str]:
+    """One line a choice, as the flag that would say the same."""
+    return [f"{flag(name)} {c.value}: {c.reason}" for name, c in made.items() if c.value is not None]
+
+
+def typical_side(listing: Listing) -> float | None:
+    """Median of the shorter sides of a sample, from the files' headers; None where none can be read."""
+    sample = listing.entries[:: max(1, len(listing.entries) // SAMPLED_FILES)]
+    sides = []
+    for opener in listing.openers(sample):
+        try:
+            with warnings.catch_warnings(), opener() as file:  # of very large images: nothing is decoded here
+                warnings.simplefilter("ignore")
+                with Image.open(file) as image:
+                    sides.append(min(image.size))
+        except Exception:  # a broken file is the pack's business
+            continue
+    return statistics.median(sides) if sides else None

@@ -1,0 +1,77 @@
+"""Labels from a CSV file: `file,label` in its first line, files as paths from the CSV's own folder."""
+
+import csv
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onecrop.data import load
+from onecrop.data.sources import TEST_SHARE, Labelled, Request, load_labelled
+from onecrop.draws import fold
+from onecrop.errors import UserError
+
+
+def load_with_labels(data: str, request: Request) -> Labelled:
+    """A named set, class folders, or a CSV file."""
+    return _from_csv(Path(data), request) if data.lower().endswith(".csv") else load_labelled(data, request)
+
+
+def _from_csv(path: Path, request: Request) -> Labelled:
+    """The folder that holds all listed images is packed as it is; those with a label are taken from it."""
+    label_of = _read(path)
+    missing = next((file for file in label_of if not os.path.isfile(file)), None)
+    if missing is not None:
+        raise UserError(f"{path} lists {missing}, which is not there: paths are taken from the folder of the CSV file")
+    root = os.path.commonpath([os.path.dirname(file) for file in label_of])
+    images = load(root, "train", request)
+    place = {os.path.abspath(file): i for i, file in enumerate(images.files)}
+    unread = [file for file in label_of if file not in place]
+    if unread:
+        print(f"{path}: {len(unread)} files cannot be used as images and are left out, the first {unread[0]}")
+    used = {place[file]: label for file, label in label_of.items() if file in place}
+    index = np.array(sorted(used), np.int64)
+    classes = tuple(sorted(set(used.values())))
+    if len(classes) < 2:
+        raise UserError(f"{path} has {len(classes)} label on images that can be read, and two are needed to tell apart")
+    number = {label: i for i, label in enumerate(classes)}
+    labels = np.array([number[used[i]] for i in index], np.int64)
+    whole = replace(images.take(index), name=str(path), labels=labels, classes=classes)
+    held_out = _held_out(labels, classes, path)
+    parts = whole.take(np.flatnonzero(~held_out)), whole.take(np.flatnonzero(held_out))
+    return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
+
+
+def _read(path: Path) -> dict[str, str]:
+    """Absolute path -> label."""
+    label_of: dict[str, str] = {}
+    try:
+        with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
+            rows = csv.DictReader(file)
+            if not {"file", "label"} <= set(rows.fieldnames or ()):
+                raise UserError(f"the first line of {path} has to name two columns, file and label")
+            for row in rows:
+                name, label = row["file"], row["label"]
+                if not name or not label:
+                    raise UserError(f"{path}, line {rows.line_num}: a file and a label are needed")
+                where = os.path.abspath(path.parent / name)
+                if label_of.setdefault(where, label) != label:
+                    raise UserError(f"{path}, line {rows.line_num}: {name} has two labels")
+    except (OSError, csv.Error) as error:
+        raise UserError(f"{path} cannot be read: {error}") from None
+    if not label_of:
+        raise UserError(f"{path} holds no labels")
+    return label_of
+
+
+def _held_out(labels: NDArray[np.int64], classes: tuple[str, ...], path: Path) -> NDArray[np.bool_]:
+    """A fifth of each class, always the same one, as for folders of classes."""
+    held_out = np.zeros(len(labels), bool)
+    for label, name in enumerate(classes):
+        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
+        if len(members) < 2:
+            raise UserError(f"{path}: label {name} has one image, and two are needed: one to learn, one to test")
+        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
+    return held_out

@@ -1,0 +1,46 @@
+"""Flags of the command line: made from the recipe's fields, with one sentence for what is wrong."""
+
+import argparse
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import NoReturn
+
+from onecrop.errors import UserError
+from onecrop.recipe import Recipe, describe_hint, flag, hints
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message} (see {self.prog} --help)")
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """As parse_args, but an unknown flag is answered with the nearest known one."""
+        values, rest = self.parse_known_args(arguments)
+        if rest:
+            known = [option for action in self._actions for option in action.option_strings]
+            near = get_close_matches(rest[0].split("=")[0], known, n=1)
+            raise UserError(
+                f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else f" (see {self.prog} --help)")
+            )
+        return values
+
+
+def count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
+    return int(text)
+
+
+def add_fields(parser: Parser, base: Recipe) -> None:
+    """A flag for every field of the recipe and of its method's settings, with the default it has in `base`."""
+    for title, owner, part in (
+        ("recipe", Recipe, base),
+        (f"settings of {base.method}", type(base.settings), base.settings),
+    ):
+        group = parser.add_argument_group(title)
+        for name, hint in hints(owner).items():
+            if name not in ("data", "settings"):
+                wanted, text = describe_hint(hint)
+                default = getattr(part, name)
+                shown = f"{text} [{'auto' if default is None else default}]".replace("%", "%%").strip()
+                group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)

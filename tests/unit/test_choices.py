@@ -1,0 +1,136 @@
+"""What is chosen where a recipe leaves it open, and that nothing else is."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from onecrop import Recipe, UserError
+from onecrop.choices import CHOICES, choose, describe_choices, folder_image_size, resolve, typical_side
+from onecrop.data.images import ImageSet
+from onecrop.recipes import RECIPES, named
+
+CPU = torch.device("cpu")
+OPEN = {**Recipe().flat(), "image_size": 64}
+
+
+def values(gpu, num_images=5000, **fields):
+    made = choose({**OPEN, **fields}, num_images, gpu, "bfloat16" if gpu else "float32")
+    assert all(choice.reason for choice in made.values())
+    return {name: choice.value for name, choice in made.items()}
+
+
+def noise(count, size=32):
+    return ImageSet("noise", np.zeros((count, 3, size, size), np.uint8), image_size=size)
+
+
+def test_on_a_gpu_the_defaults_that_were_measured_there():
+    made = values(True, num_images=50_000, image_size=32)
+    assert made == {
+        "backbone": "resnet18",
+        "stem": "small",
+        "batch_size": 512,
+        "epochs": 100,
+        "optimizer": "muon",
+        "lr": 0.02,
+        "weight_decay": 0.05,
+        "precision": "bfloat16",
+        "hidden": 2048,
+        "dim": 2048,
+        "cutmix": 0.5,
+    }
+    assert values(True, image_size=224)["stem"] == "standard"
+
+
+def test_on_a_cpu_a_few_thousand_images_take_minutes():
+    made = values(False, num_images=4000)
+    assert made["backbone"] == "tiny"
+    assert made["stem"] == "standard"
+    assert made["epochs"] * 4000 == 200_000
+    assert (made["batch_size"], made["precision"]) == (128, "float32")
+    assert made["hidden"] <= 256
+    assert values(False, image_size=32)["stem"] == "small"
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+@pytest.mark.parametrize("count", [2, 3, 15, 16, 17, 20, 100, 1000, 4095, 10**6])
+def test_the_batch_never_exceeds_the_images(gpu, count):
+    size = values(gpu, num_images=count)["batch_size"]
+    assert 2 <= size <= min(count, 512)
+    assert count < 128 or count // size >= 8
+    assert 5 <= values(gpu, num_images=count)["epochs"] <= 100
+
+
+def test_what_is_given_is_never_chosen():
+    given = {"backbone": "resnet50", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "hidden": 9, "cutmix": 0.1}
+    made = values(False, **given)
+    assert not set(given) & set(made)
+    assert made["lr"] == 1.0  # what suits the optimizer that was given
+    whole = dict.fromkeys(CHOICES, 1)
+    assert choose({**OPEN, **whole}, 100, gpu=False, precision="float32") == {}
+
+
+def test_methods_without_a_field_are_not_given_one():
+    assert "cutmix" not in choose(Recipe(method="simclr").flat() | {"image_size": 32}, 100, False, "float32")
+
+
+@pytest.mark.parametrize(
+    ("side", "gpu", "size"), [(500, True, 224), (500, False, 64), (100, True, 96), (50, False, 48), (9, False, 16)]
+)
+def test_the_size_of_a_folders_images(side, gpu, size):
+    choice = folder_image_size(side, gpu)
+    assert choice.value == size
+    assert str(side) in choice.reason
+
+
+def test_the_typical_side_is_read_from_headers(tmp_path):
+    assert typical_side(tmp_path) is None
+    (tmp_path / "broken.jpg").write_bytes(b"nothing")
+    assert typical_side(tmp_path) is None
+    for number, shape in enumerate([(40, 90), (50, 50), (60, 300)]):
+        Image.fromarray(np.zeros((*shape, 3), np.uint8)).save(tmp_path / f"{number}.png")
+    assert typical_side(tmp_path) == 50
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_named_recipes_leave_nothing_open_that_tells_results_apart(name):
+    """On a CPU as on a GPU: the network, the head, epochs, batch and optimiser are the recipe's own."""
+    recipe = named(name)
+    resolved = resolve(recipe, noise(600), CPU).flat()
+    for field in ("backbone", "epochs", "batch_size", "optimizer", "dim", "hidden", "cutmix"):
+        if field in recipe.flat():
+            assert resolved[field] == recipe.flat()[field], field
+            assert resolved[field] is not None, field
+
+
+def test_the_papers_values():
+    paper = resolve(named("paper"), noise(600), CPU)
+    assert (paper.epochs, paper.batch_size, paper.optimizer, paper.lr, paper.weight_decay) == (400, 512, "sgd", 1, 1e-4)
+    ours = paper.settings
+    assert (ours.dim, ours.hidden, ours.cutmix, paper.backbone, paper.stem) == (2048, 2048, 0.5, "resnet18", "small")
+
+
+def test_a_resolved_recipe_stays_as_it_is():
+    recipe = resolve(Recipe(data="noise"), noise(40), CPU)
+    assert None not in [recipe.flat()[name] for name in CHOICES]
+    assert resolve(recipe, noise(4000), CPU) == recipe
+    assert recipe.image_size == 32
+
+
+def test_open_fields_are_completed_from_the_run_that_began():
+    begun = resolve(Recipe(data="noise", subset=40), noise(40), CPU)
+    wanted = Recipe(data="noise", epochs=7)
+    completed = wanted.completed(begun)
+    assert completed.epochs == 7
+    assert completed.override({"epochs": begun.epochs}) == begun
+
+
+def test_lines_name_the_flag_and_the_reason():
+    lines = describe_choices(choose(OPEN, 20, gpu=False, precision="float32"))
+    assert any(line.startswith("--batch-size 16: ") for line in lines)
+    assert len(lines) == len(CHOICES)
+
+
+def test_a_warm_up_longer_than_what_was_chosen():
+    with pytest.raises(UserError, match=r"--warmup-epochs 100\.0 is not between 0 and the 100 epochs"):
+        resolve(Recipe(data="noise", warmup_epochs=100), noise(40), CPU)
