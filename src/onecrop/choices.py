@@ -71,7 +71,7 @@ def _batch_size(given: Given) -> Choice:
     wanted = max(LEAST_BATCH, given.num_images // LEAST_STEPS)
     size = 1 << (min(most, wanted).bit_length() - 1)  # the power of two below
     if size >= given.num_images:
-        return Choice(given.num_images, f"all {given.num_images} images")
+        return Choice(max(2, given.num_images), f"all {given.num_images} images")  # of one the loader says why not
     if size == most:
         return Choice(most, "as measured on a GPU" if given.gpu else "as measured on a CPU")
     return Choice(size, f"{given.num_images} images make {given.num_images // size} steps an epoch so")
