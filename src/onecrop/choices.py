@@ -47,7 +47,7 @@ def folder_image_size(side: float, gpu: bool) -> Choice:
     most = 224 if gpu else 64
     seen = f"the images' shorter side is about {side:.0f} px"
     if side >= most:
-        return Choice(most, f"{seen}; the usual size on a GPU" if gpu else f"{seen}; more takes hours on a CPU")
+        return Choice(most, f"{seen}; {'the usual size' if gpu else 'twice the size takes four times as long'}")
     return Choice(max(16, int(side) // 8 * 8), f"{seen}: enlarging them would add nothing")
 
 
@@ -73,9 +73,9 @@ def _batch_size(given: Given) -> Choice:
     wanted = max(LEAST_BATCH, given.num_images // LEAST_STEPS)
     size = 1 << (min(most, wanted).bit_length() - 1)  # the power of two below
     if size >= given.num_images:
-        return Choice(given.num_images, f"all {given.num_images} images")
+        return Choice(max(2, given.num_images), f"all {given.num_images} images")  # of one the loader says why not
     if size == most:
-        return Choice(most, "as measured on a GPU" if given.gpu else "as measured on a CPU")
+        return Choice(most, "the paper's" if given.gpu else "the demo's, on two cores")
     return Choice(size, f"{given.num_images} images make {given.num_images // size} steps an epoch so")
 
 

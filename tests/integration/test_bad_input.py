@@ -88,12 +88,13 @@ def test_very_few_images(refused, tmp_path, count):
         Image.fromarray(np.full((20, 20, 3), 40 * i, np.uint8)).save(tmp_path / "few" / f"{i}.png")
     small = ["--backbone", "tiny", "--image-size", "16", "--epochs", "1", "--out", tmp_path / "run"]
     if count == 1:
-        for size in ("2", "64"):
-            assert "few has one image" in refused("pretrain", tmp_path / "few", *small, "--batch-size", size)
+        for size in ([], ["--batch-size", "2"], ["--batch-size", "64"]):
+            assert "few has one image" in refused("pretrain", tmp_path / "few", *small, *size)
         assert "--batch-size 1 is out of range" in refused("pretrain", tmp_path / "few", *small, "--batch-size", "1")
         assert not (tmp_path / "run").exists()
         return
-    assert "larger than the 3 images: lower --batch-size" in refused("pretrain", tmp_path / "few", *small)
+    too_many = refused("pretrain", tmp_path / "few", *small, "--batch-size", "4")
+    assert "larger than the 3 images: lower --batch-size" in too_many
     arguments = [tmp_path / "few", *small, "--batch-size", "3", "--method", "moco", "--norm-groups", "64"]
     assert main(["pretrain", *map(str, arguments)]) == 0
 

@@ -59,6 +59,7 @@ def test_the_batch_never_exceeds_the_images(gpu, count):
     assert 2 <= size <= min(count, 512)
     assert count < 128 or count // size >= 8
     assert 5 <= values(gpu, num_images=count)["epochs"] <= 100
+    assert values(gpu, num_images=1)["batch_size"] == 2  # the loader then says what one image lacks
 
 
 def test_what_is_given_is_never_chosen():
