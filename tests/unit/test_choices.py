@@ -8,6 +8,7 @@ from PIL import Image
 from onecrop import Recipe, UserError
 from onecrop.choices import CHOICES, choose, describe_choices, folder_image_size, resolve, typical_side
 from onecrop.data.images import ImageSet
+from onecrop.data.scan import list_pictures
 from onecrop.recipes import RECIPES, named
 
 CPU = torch.device("cpu")
@@ -36,7 +37,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there():
         "weight_decay": 0.05,
         "precision": "bfloat16",
         "hidden": 2048,
-        "dim": 2048,
+        "dim": 256,
         "cutmix": 0.5,
     }
     assert values(True, image_size=224)["stem"] == "standard"
@@ -85,12 +86,12 @@ def test_the_size_of_a_folders_images(side, gpu, size):
 
 
 def test_the_typical_side_is_read_from_headers(tmp_path):
-    assert typical_side(tmp_path) is None
+    assert typical_side(list_pictures(tmp_path)) is None
     (tmp_path / "broken.jpg").write_bytes(b"nothing")
-    assert typical_side(tmp_path) is None
+    assert typical_side(list_pictures(tmp_path)) is None
     for number, shape in enumerate([(40, 90), (50, 50), (60, 300)]):
         Image.fromarray(np.zeros((*shape, 3), np.uint8)).save(tmp_path / f"{number}.png")
-    assert typical_side(tmp_path) == 50
+    assert typical_side(list_pictures(tmp_path)) == 50
 
 
 @pytest.mark.parametrize("name", RECIPES)
