@@ -16,6 +16,7 @@ FORBIDDEN = {
     "nets": ["methods", "train", "evaluate", "report", "losses", "recipe"],
     "methods": ["train", "evaluate", "report", "recipe", "runs"],
     "evaluate": ["methods", "train", "report", "recipe", "runs", "losses", "bank"],
+    "detect": ["methods", "evaluate", "report", "losses", "bank", "demo", "compare"],
     "report": ["data", "nets", "methods", "train", "evaluate", "losses", "recipe", "runs", "bank", "augment"],
 }
 
