@@ -30,6 +30,9 @@ STRIDE = 16
 CROP = 14  # RoIAlign's output; stage 4 halves it
 ANCHORS = (32, 64, 128, 256, 512)  # pixels, for pictures with a short side of 800
 RATIOS = (0.5, 1.0, 2.0)
+# proposals of a picture before and after those that overlap are dropped
+CANDIDATES = {"training": 12_000, "testing": 6_000}
+KEPT = {"training": 2_000, "testing": 1_000}
 
 
 class Trunk(nn.Module):
@@ -179,8 +182,8 @@ class Detector(nn.Module):
             bg_iou_thresh=0.3,
             batch_size_per_image=256,
             positive_fraction=0.5,
-            pre_nms_top_n={"training": 12_000, "testing": 6_000},
-            post_nms_top_n={"training": 2_000, "testing": 1_000},
+            pre_nms_top_n=CANDIDATES,
+            post_nms_top_n=KEPT,
             nms_thresh=0.7,
         )
         self.heads = Heads(StageFour(resnet), dim, num_classes, masks, num_crops)
