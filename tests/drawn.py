@@ -28,9 +28,7 @@ def write_xml(path, size, objects):
         f"<ymin>{top + 1}</ymin><xmax>{right}</xmax><ymax>{bottom}</ymax></bndbox></object>"
         for name, left, top, right, bottom, ignored in objects
     )
-    path.write_text(
-        f"<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size>{rows}</annotation>"
-    )
+    path.write_text(f"<annotation><size><width>{size[0]}</width><height>{size[1]}</height></size>{rows}</annotation>")
 
 
 def write_voc(folder, year=2007, parts=("trainval", "test")):
@@ -47,7 +45,7 @@ def write_voc(folder, year=2007, parts=("trainval", "test")):
 
 
 def coco_content():
-    """The scenes as a COCO annotation file, with a gap in the category ids; the crowd has run lengths, others polygons."""
+    """The scenes as a COCO annotation file, with gaps in the ids; the crowd has run lengths, the others polygons."""
     ids = {"dog": 18, "car": 3}
     content = {"images": [], "annotations": [], "categories": [{"id": i, "name": n} for n, i in ids.items()]}
     for stem, (size, objects) in SCENES.items():

@@ -81,9 +81,7 @@ def _introduce(
     run: DetectRun, recipe: DetectRecipe, start: Start, train: DetectionSet, test: DetectionSet, device: torch.device
 ) -> None:
     steps, sizes = recipe.steps(), recipe.sizes()
-    origin = (
-        f"{start.loaded} tensors of stem and stages 1–4 loaded from {recipe.weights}" if start.loaded else "scratch"
-    )
+    origin = f"all {start.loaded} tensors of stem and stages 1–4 from {recipe.weights}" if start.loaded else "scratch"
     run.say(f"{train.name}: {len(train):,} pictures; {test.name}: {len(test):,}; {len(train.categories)} categories")
     for part in (train, test):
         if part.notes:
@@ -208,14 +206,15 @@ class Training:
         means = {name: float(value) / count for name, value in self.sums.items()}
         bad = [name for name, value in means.items() if value != value or abs(value) == float("inf")]
         if bad:
-            raise UserError(
-                f"the loss of {bad[0]} is not finite at step {self.step}: try a lower --lr with another --out"
-            )
+            raise UserError(f"{bad[0]} is not a finite number at step {self.step}: try a lower --lr with another --out")
         return means
 
     def _save(self) -> None:
         self._means()  # never replace a good checkpoint by a broken one
         state = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
+        if broken:
+            raise UserError(f"{broken[0]} is not finite at step {self.step}: lower --lr; the last checkpoint is kept")
         state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer, self.model).items()}
         self.run.save(self.step, state | {f"sums.{name}": value for name, value in self.sums.items()})
 
