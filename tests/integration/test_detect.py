@@ -15,7 +15,7 @@ from onecrop.detect.train import Training
 from onecrop.errors import UserError
 from onecrop.nets import build_backbone, save_backbone
 from onecrop.tensors import load_tensors
-from tests.drawn import SCENES, write_coco, write_voc
+from tests.drawn import SCENES, write_coco, write_voc, write_xml
 
 STEPS = 4
 
@@ -225,6 +225,8 @@ def test_runs_are_not_overwritten_nor_continued_with_another_recipe(small, refus
     (out / "detections.json").unlink()
     with pytest.raises(UserError, match="has no detections yet"):
         score_run(out)
+    write_xml(tmp_path / "VOCdevkit/VOC2007/Annotations/000003.xml", (100, 80), [("car", 1, 2, 30, 40, False)])
+    assert "was begun with other images" in refused("--out", out, "--resume")
 
 
 def test_a_missing_extra_is_named_before_training(small, monkeypatch, tmp_path):
@@ -232,3 +234,5 @@ def test_a_missing_extra_is_named_before_training(small, monkeypatch, tmp_path):
     with pytest.raises(UserError, match=r"pip install 'onecrop\[detection\]'"):
         detect(small.override({"metric": "coco"}))
     assert not (tmp_path / "run").exists()
+    detect(small.override({"scale": 1 / 24_000}))  # boxes of VOC need nothing more
+    assert rows_of(tmp_path / "run", "results.jsonl")[0]["metric"] == "voc07"
