@@ -171,6 +171,32 @@ def test_mask_targets_are_what_lies_under_the_box():
     assert nothing.eq(0).all()
 
 
+def test_bfloat16_is_for_the_convolutions_alone():
+    """Losses agree with those of float32, and boxes stay float32: in bfloat16 they would be off by whole pixels."""
+    torch.manual_seed(0)
+    masks = torch.zeros(1, 64, 96, dtype=torch.uint8)
+    masks[0, 8:56, 16:80] = 1
+    image = torch.randint(0, 256, (3, 64, 96), dtype=torch.uint8)
+    sample = Sample(image, torch.tensor([[16.0, 8.0, 80.0, 56.0]]), torch.tensor([2]), masks, torch.ones(4))
+    model = Detector(build_backbone("resnet18", "standard"), 4, masks=True, size_scale=0.2, num_crops=8)
+    terms = {}
+    for dtype in (torch.float32, torch.bfloat16):
+        model.dtype = dtype
+        torch.manual_seed(1)
+        losses = model.train()([sample])
+        assert all(value.dtype == torch.float32 for value in losses.values())
+        sum(losses.values()).backward()
+        terms[dtype] = [value.item() for value in losses.values()]
+    assert terms[torch.bfloat16] == pytest.approx(terms[torch.float32], rel=0.1, abs=0.02)
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters())
+    with torch.no_grad():
+        found = model.eval()([sample])[0]
+    assert {name: value.dtype for name, value in found.items()} == {
+        **dict.fromkeys(("boxes", "scores", "masks"), torch.float32),
+        "labels": torch.int64,
+    }
+
+
 def test_padding_is_zero_after_normalisation():
     images = [torch.full((3, 20, 30), 255, dtype=torch.uint8), torch.zeros(3, 33, 10, dtype=torch.uint8)]
     batch = pad(images)
