@@ -140,6 +140,14 @@ def test_broken_sets_are_said_or_skipped_and_counted(tmp_path, breaking, words, 
     assert found.notes == note
 
 
+def test_pictures_cut_short_are_found_where_they_are_to_be_skipped(tmp_path):
+    root = write_voc(tmp_path)
+    picture = root / "VOC2007" / "JPEGImages" / "000002.jpg"
+    picture.write_bytes(picture.read_bytes()[:700])
+    assert len(load_voc(root, (2007,), "trainval")) == 4  # the header is whole, and more is not looked at
+    assert load_voc(root, (2007,), "trainval", skip_broken=True).notes == {"pictures skipped as broken": 1}
+
+
 def test_coco_files_that_are_none(tmp_path):
     root = write_coco(tmp_path)
     file = root / "annotations" / "instances_train2017.json"

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 
 from onecrop.errors import UserError
 
@@ -159,10 +159,14 @@ class Collector:
         return DetectionSet(self.name, pictures, self.categories, truth, dict(self.notes))
 
     def _check_files(self) -> set[int]:
-        """Ids of the pictures whose file is there and has the annotated size; only headers are read."""
+        """Ids of the pictures whose file is there, can be read and has the annotated size.
+
+        Only headers are read, unless broken pictures are to be skipped: then each is decoded, which takes a while.
+        """
         good = set()
         with ThreadPoolExecutor(8) as pool:
-            for picture, fault in zip(self.pictures, pool.map(_fault, self.pictures), strict=True):
+            faults = pool.map(lambda picture: _fault(picture, decode=self.skip_broken), self.pictures)
+            for picture, fault in zip(self.pictures, faults, strict=True):
                 if fault is None:
                     good.add(picture.id)
                 else:
@@ -170,14 +174,16 @@ class Collector:
         return good
 
 
-def _fault(picture: Picture) -> str | None:
-    """What is wrong with a picture's file, as far as its header tells."""
+def _fault(picture: Picture, decode: bool) -> str | None:
+    """What is wrong with a picture's file, as far as its header, or else its pixels, tell."""
     try:
         with Image.open(picture.file) as image:
             size = image.size
+            if decode:
+                image.load()
     except FileNotFoundError:
         return "is missing"
-    except (OSError, UnidentifiedImageError, ValueError, Image.DecompressionBombError):
+    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError):
         return "cannot be read as a picture"
     if size != (picture.width, picture.height):
         return f"has {size[0]}×{size[1]} pixels, and its annotation says {picture.width}×{picture.height}"
