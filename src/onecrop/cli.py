@@ -197,6 +197,33 @@ def sweep_verb(arguments: Sequence[str]) -> None:
     print("\n" + sweep(base.override(values), tries, seeds, out, evaluations).read_text())
 
 
+def detect_verb(arguments: Sequence[str]) -> None:
+    """fine-tune a detector from a backbone and score it"""
+    from onecrop.detect import DetectRecipe, detect
+    from onecrop.detect.run import DetectRun
+
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--out", default=DetectRecipe.out)
+    first.add_argument("--resume", action="store_true")
+    known, _ = first.parse_known_args(arguments)
+    base = DetectRun(known.out).recipe() if known.resume else DetectRecipe()
+    parser = Parser(prog="onecrop detect", description=detect_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("--resume", action="store_true", help="continue the run in --out, or score it again")
+    for name, hint in hints(DetectRecipe).items():
+        wanted, text = describe_hint(hint)
+        default = getattr(base, name)
+        shown = f"{text} [{'auto' if default is None else default}]"
+        if name == "weights":
+            parser.add_argument(name, metavar="RUN", nargs="?", help=text)
+        else:
+            parser.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
+    values = vars(parser.parse(arguments))
+    resume = values.pop("resume")
+    if values["weights"] is None and not resume:
+        raise UserError("say what to start from: onecrop detect RUN, a run folder, a .pth of torchvision's, or scratch")
+    detect(base.override({name: value for name, value in values.items() if value is not None}), resume=resume)
+
+
 def results_verb(arguments: Sequence[str]) -> None:
     """make the page of results from a folder of result files"""
     parser = Parser(prog="onecrop results", description=results_verb.__doc__, allow_abbrev=False)
@@ -237,6 +264,7 @@ VERBS = {
     "export": export_verb,
     "compare": compare_verb,
     "sweep": sweep_verb,
+    "detect": detect_verb,
     "results": results_verb,
     "demo": demo_verb,
     "list": list_verb,

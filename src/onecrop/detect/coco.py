@@ -1,0 +1,114 @@
+"""COCO: annotations/instances_<part>.json beside a folder <part> of pictures; outlines as polygons or run lengths."""
+
+import json
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from onecrop.detect.sets import Collector, DetectionSet, Object
+from onecrop.errors import UserError
+
+
+def coco_tools() -> Any:
+    """faster-coco-eval: run lengths and the COCO score."""
+    try:
+        import faster_coco_eval
+    except ImportError:
+        raise UserError("masks and the COCO score need faster-coco-eval: pip install 'onecrop[detection]'") from None
+    return faster_coco_eval
+
+
+def load_coco(folder: Path, part: str, masks: bool, skip_broken: bool = False) -> DetectionSet:
+    """One part (train2017, val2017, …). Crowds are not trained on and count neither way in the score, as COCO has it.
+
+    masks: objects without an outline are then skipped and counted.
+    """
+    file = folder / "annotations" / f"instances_{part}.json"
+    content = _read(file)
+    try:
+        categories = sorted((int(row["id"]), str(row["name"])) for row in content["categories"])
+        collector = Collector(f"COCO {part}", categories, skip_broken)
+        of_image = defaultdict(list)
+        for row in content["annotations"]:
+            of_image[int(row["image_id"])].append(row)
+        images = [
+            (int(row["id"]), int(row["width"]), int(row["height"]), str(row["file_name"])) for row in content["images"]
+        ]
+        for row_id, width, height, name in images:
+            objects = [_object(row) for row in of_image.pop(row_id, [])]
+            if masks:
+                with_outline = [item for item in objects if item.outline is not None]
+                if len(with_outline) < len(objects):
+                    collector.notes["objects without an outline skipped"] += len(objects) - len(with_outline)
+                objects = with_outline
+            collector.add(folder / part / name, row_id, width, height, objects)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{file} is not a COCO annotation file ({type(error).__name__}: {error})") from None
+    if len({row_id for row_id, *_ in images}) < len(images):
+        raise UserError(f"{file} gives two pictures the same id")
+    for orphan in of_image:
+        collector.refuse(f"{file} has objects of a picture {orphan} that it does not list", "annotations")
+    return collector.finish()
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_bytes())
+    except OSError:
+        there = sorted(path.stem.removeprefix("instances_") for path in file.parent.glob("instances_*.json"))
+        hint = (
+            f"there are {', '.join(there)}: choose with --train-part and --test-part"
+            if there
+            else ("--data is the folder that holds annotations/ and the pictures' folders")
+        )
+        raise UserError(f"{file} cannot be read; {hint}") from None
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is not a COCO annotation file: it holds no dictionary")
+    return content
+
+
+def _object(row: dict[str, Any]) -> Object:
+    left, top, width, height = (float(value) for value in row["bbox"])
+    crowd = bool(row.get("iscrowd", 0))
+    box = (left, top, left + width, top + height)
+    return Object(int(row["category_id"]), box, crowd, not crowd, _outline(row.get("segmentation")))
+
+
+def _outline(segmentation: Any) -> Any:
+    """Run lengths as they are; of polygons those with three corners or more; None where nothing is left."""
+    if isinstance(segmentation, dict):
+        return segmentation if {"size", "counts"} <= segmentation.keys() else None
+    if not isinstance(segmentation, list):
+        return None
+    return [part for part in segmentation if isinstance(part, list) and len(part) >= 6 and len(part) % 2 == 0] or None
+
+
+def draw_outlines(outlines: tuple[Any, ...], height: int, width: int) -> NDArray[np.uint8]:
+    """-> [n, height, width] of 0 and 1."""
+    tools = coco_tools().mask
+    drawn = np.zeros((len(outlines), height, width), np.uint8)
+    for place, outline in enumerate(outlines):
+        if isinstance(outline, list):
+            runs = tools.merge(tools.frPyObjects(outline, height, width))
+        else:
+            packed = isinstance(outline["counts"], str | bytes)
+            runs = outline if packed else tools.frPyObjects(outline, height, width)
+        drawn[place] = tools.decode(runs)
+    return drawn
+
+
+def run_lengths(mask: NDArray[np.uint8]) -> dict[str, Any]:
+    """[height, width] of 0 and 1 -> COCO's compressed run lengths, ready for JSON."""
+    runs = coco_tools().mask.encode(np.asfortranarray(mask))
+    counts = runs["counts"]
+    return {
+        "size": [int(side) for side in runs["size"]],
+        "counts": counts.decode() if isinstance(counts, bytes) else counts,
+    }

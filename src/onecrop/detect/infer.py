@@ -1,0 +1,58 @@
+"""From a trained detector and pictures to detections in COCO's result format."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+from torchvision.models.detection.roi_heads import paste_masks_in_image
+
+from onecrop.detect.batches import READERS, Sample, Sizes, read_sample
+from onecrop.detect.coco import run_lengths
+from onecrop.detect.model import Detector
+from onecrop.detect.sets import DetectionSet, Picture
+from onecrop.progress import Progress, duration
+
+AHEAD = 2 * READERS  # pictures read before they are asked for
+
+
+@torch.no_grad()
+def detect_all(model: Detector, pictures: DetectionSet, sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
+    """At most 100 detections a picture, one picture at a time, in the pixels of the files."""
+    model.eval()
+    progress, rows = Progress(), list[dict[str, Any]]()
+    with ThreadPoolExecutor(READERS, thread_name_prefix="onecrop-pictures") as pool:
+        waiting: list[Future[Sample]] = []
+        queue = iter(pictures.pictures)
+        for done, picture in enumerate(pictures.pictures, 1):
+            while len(waiting) < AHEAD and (ahead := next(queue, None)) is not None:
+                waiting.append(pool.submit(read_sample, ahead, sizes.test, sizes.longest, False, False))
+            sample = waiting.pop(0).result().to(device)
+            rows += _rows(picture, sample, model([sample])[0], pictures.categories)
+            left = duration(progress.remaining(done, len(pictures)))
+            progress.update(f"testing: picture {done:,} of {len(pictures):,}  {left} left", final=done == len(pictures))
+    return rows
+
+
+def _rows(
+    picture: Picture, sample: Sample, found: dict[str, torch.Tensor], categories: tuple[tuple[int, str], ...]
+) -> list[dict[str, Any]]:
+    boxes = found["boxes"] / sample.ratio
+    drawn = None
+    if "masks" in found:
+        drawn = paste_masks_in_image(found["masks"].cpu(), boxes.cpu(), (picture.height, picture.width))[:, 0] >= 0.5
+    rows = []
+    for place, (box, score, label) in enumerate(
+        zip(boxes.tolist(), found["scores"].tolist(), found["labels"].tolist(), strict=True)
+    ):
+        left, top, right, bottom = box
+        row: dict[str, Any] = {
+            "image_id": picture.id,
+            "category_id": categories[label - 1][0],
+            "bbox": [round(value, 3) for value in (left, top, right - left, bottom - top)],
+            "score": round(score, 6),
+        }
+        if drawn is not None:
+            row["segmentation"] = run_lengths(drawn[place].numpy().astype(np.uint8))
+        rows.append(row)
+    return rows
