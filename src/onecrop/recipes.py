@@ -21,7 +21,7 @@ def paper() -> Recipe:
 
     onecrop pretrain cifar10 --recipe paper --out RUN
     """
-    settings = SidSettings(dim=2048, hidden=2048, cutmix=0.5)
+    settings = SidSettings(dim=2048, hidden=2048)
     return Recipe(data="cifar10", backbone="resnet18", epochs=400, batch_size=512, optimizer="sgd", settings=settings)
 
 
@@ -58,7 +58,7 @@ def _small(method: str, settings: Settings, lr: float, weight_decay: float = 1e-
 
 def sid_small() -> Recipe:
     """sid on CIFAR, with what is chosen on a GPU: in comparisons it is the same on every device."""
-    settings = SidSettings(dim=2048, hidden=2048, cutmix=0.5)
+    settings = SidSettings(dim=2048, hidden=2048)
     return Recipe(data="cifar10", backbone="resnet18", epochs=100, batch_size=512, optimizer="muon", settings=settings)
 
 
