@@ -6,7 +6,7 @@ few thousand photographs. Whatever a recipe or a flag says is never chosen here.
 
 import statistics
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,7 @@ class Given(NamedTuple):
     """What is known when a choice is made: the fields that are settled, the data and the device."""
 
     fields: Mapping[str, Any]
+    chosen: Collection[str]  # those of them that nobody said
     num_images: int
     gpu: bool
     precision: str
@@ -63,7 +64,8 @@ def _stem(given: Given) -> Choice:
         return Choice(None, "a module has a stem of its own")
     if size > SMALL_IMAGE:
         return Choice("standard", f"for images over {SMALL_IMAGE} px")
-    if not given.gpu and size > SMALL_IMAGE // 2:
+    # A network that was named is the same one on every device.
+    if not given.gpu and size > SMALL_IMAGE // 2 and "backbone" in given.chosen:
         return Choice("standard", f"at {size} px the small one takes four times as long on a CPU")
     return Choice("small", f"{size} px have no resolution to lose")
 
@@ -116,12 +118,6 @@ def _dim(given: Given) -> Choice:
     return Choice(128, "in proportion to the head")
 
 
-def _cutmix(given: Given) -> Choice:
-    if given.gpu:
-        return Choice(0.5, "the released code's")
-    return Choice(0.0, "in short runs it costs more than it gives")
-
-
 # In this order: a choice may look at those above it.
 CHOICES: dict[str, Callable[[Given], Choice]] = {
     "backbone": _backbone,
@@ -134,16 +130,16 @@ CHOICES: dict[str, Callable[[Given], Choice]] = {
     "precision": _precision,
     "hidden": _hidden,
     "dim": _dim,
-    "cutmix": _cutmix,
 }
 
 
 def choose(fields: Mapping[str, Any], num_images: int, gpu: bool, precision: str) -> dict[str, Choice]:
     """Every field that is there and None, and may be chosen -> its value and why."""
-    settled, made = dict(fields), {}
+    settled = dict(fields)
+    made: dict[str, Choice] = {}
     for name, decide in CHOICES.items():
         if name in settled and settled[name] is None:
-            made[name] = decide(Given(settled, num_images, gpu, precision))
+            made[name] = decide(Given(settled, made, num_images, gpu, precision))
             settled[name] = made[name].value
     return made
 

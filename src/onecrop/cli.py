@@ -132,7 +132,9 @@ def fine_tune_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("data", help="a CSV file of labels (file,label), a folder of classes or a labelled data set")
     parser.add_argument("--shares", default="0.01,0.1,1", help="of the labels, class by class [0.01,0.1,1]")
     for name, default in Budget._field_defaults.items():
-        parser.add_argument(flag(name), type=type(default), default=default, help=f"of training [{default}]")
+        parser.add_argument(
+            flag(name), type=type(default), default=default, help=f"of the training of all weights [{default}]"
+        )
     parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument("--seed", type=int, default=0, help="of subsets, order and crops [0]")

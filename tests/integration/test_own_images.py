@@ -128,6 +128,7 @@ def test_the_weights_are_recorded_and_guarded(small_recipe, trained, killed_at):
     file.unlink()  # a checkpoint has all of it
     run = pretrain(recipe, resume=True)
     assert load_file(run / "backbone.safetensors").keys() < state.keys()
+    assert f"begun from the weights {file}, SHA-256 {digest}" in (run / "card.md").read_text()
 
 
 def test_weights_that_do_not_fit(refused, trained, tmp_path):

@@ -38,7 +38,6 @@ def test_on_a_gpu_the_defaults_that_were_measured_there():
         "precision": "bfloat16",
         "hidden": 2048,
         "dim": 256,
-        "cutmix": 0.5,
     }
     assert values(True, image_size=224)["stem"] == "standard"
 
@@ -51,6 +50,7 @@ def test_on_a_cpu_a_few_thousand_images_take_minutes():
     assert (made["batch_size"], made["precision"]) == (128, "float32")
     assert made["hidden"] <= 256
     assert values(False, image_size=32)["stem"] == "small"
+    assert values(False, backbone="resnet18")["stem"] == values(True, backbone="resnet18")["stem"] == "small"
 
 
 @pytest.mark.parametrize("gpu", [True, False])
@@ -64,7 +64,7 @@ def test_the_batch_never_exceeds_the_images(gpu, count):
 
 
 def test_what_is_given_is_never_chosen():
-    given = {"backbone": "resnet50", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "hidden": 9, "cutmix": 0.1}
+    given = {"backbone": "resnet50", "epochs": 3, "batch_size": 7, "optimizer": "sgd", "hidden": 9}
     made = values(False, **given)
     assert not set(given) & set(made)
     assert made["lr"] == 1.0  # what suits the optimizer that was given
@@ -73,7 +73,7 @@ def test_what_is_given_is_never_chosen():
 
 
 def test_methods_without_a_field_are_not_given_one():
-    assert "cutmix" not in choose(Recipe(method="simclr").flat() | {"image_size": 32}, 100, False, "float32")
+    assert not {"dim", "hidden"} & set(choose(Recipe(method="npid").flat() | {"image_size": 32}, 9, False, "float32"))
 
 
 @pytest.mark.parametrize(

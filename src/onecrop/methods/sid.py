@@ -27,7 +27,7 @@ RELATION_RISE = 0.1  # of the run
 
 @dataclass(frozen=True)
 class SidSettings(Settings):
-    # None: chosen for the device, on a GPU 256, 2048 and .5 (the released code: 2048, 2048 and .5)
+    # None: chosen for the device, on a GPU 256 and 2048 (the released code: 2048 both)
     dim: Annotated[int | None, "length of a feature and of a bank row"] = None
     hidden: Annotated[int | None, "width of the head"] = None
     temperature: Annotated[float, "of the cross-entropy"] = 0.2
@@ -38,7 +38,7 @@ class SidSettings(Settings):
     update: Annotated[Literal["corrected", "plain"], "rule of the bank: Grad Update or the plain one"] = "corrected"
     bank_momentum: Annotated[float, "m"] = 0.5
     sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
-    cutmix: Annotated[float | None, "α of Beta(α, α); 0 switches it off"] = None
+    cutmix: Annotated[float, "α of Beta(α, α); 0 switches it off"] = 0.5
     # beyond the paper: neighbours in the bank as soft targets
     relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
     relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
@@ -56,7 +56,6 @@ class Sid(Method):
         self.settings = settings
         assert settings.dim is not None, "the recipe is not resolved"
         assert settings.hidden is not None
-        assert settings.cutmix is not None
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
         self.register_buffer("relation_weight", torch.zeros(()))

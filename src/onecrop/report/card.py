@@ -48,7 +48,10 @@ def _data(recipe: dict[str, Any], provenance: dict[str, Any]) -> str:
         lines.append(f"- drawn at random from it with seed {recipe['seed']}")
     if recipe.get("holdout"):
         lines.append(f"- {recipe['holdout']:,} more held out to score on")
-    return "\n".join([*lines, f"- fingerprint {provenance['data_fingerprint']}"])
+    lines.append(f"- fingerprint {provenance['data_fingerprint']}")
+    if recipe.get("weights"):
+        lines.append(f"- begun from the weights {recipe['weights']}, SHA-256 {provenance['weights_sha256']}")
+    return "\n".join(lines)
 
 
 def _recipe(recipe: dict[str, Any]) -> str:
