@@ -152,7 +152,7 @@ def provenance(
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
-        "commit": _commit(),
+        "commit": source_commit(),
         "seed": recipe.seed,
         "data_fingerprint": fingerprint,
         "num_images": num_images,
@@ -166,7 +166,7 @@ def provenance(
     }
 
 
-def _commit() -> str | None:
+def source_commit() -> str | None:
     """The source's commit, where it runs from a checkout."""
     here = Path(__file__).resolve().parent
     if not (here.parents[1] / ".git").exists():

@@ -131,7 +131,7 @@ class Training:
         self.progress = Progress()
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()
-        with _interruptible() as interrupted:
+        with interruptible() as interrupted:
             while self.step < self.total_steps:
                 begun = time.monotonic()
                 was_ready = self.train_step.ready
@@ -278,7 +278,7 @@ class Training:
 
 
 @contextmanager
-def _interruptible() -> Iterator[list[int]]:
+def interruptible() -> Iterator[list[int]]:
     """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once."""
     caught: list[int] = []
 

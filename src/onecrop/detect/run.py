@@ -19,7 +19,7 @@ from onecrop.detect.weights import Start
 from onecrop.device import describe
 from onecrop.errors import UserError
 from onecrop.files import write_atomically
-from onecrop.runs import Run, _commit
+from onecrop.runs import Run, source_commit
 
 
 class DetectRun(Run):
@@ -75,7 +75,7 @@ def provenance(
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": " ".join(sys.argv),
-        "commit": _commit(),
+        "commit": source_commit(),
         "seed": recipe.seed,
         "data_fingerprint": f"{train.fingerprint} {test.fingerprint}",
         "device": describe(device),

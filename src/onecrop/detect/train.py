@@ -23,7 +23,7 @@ from onecrop.device import choose_device, choose_precision, describe, peak_memor
 from onecrop.errors import UserError
 from onecrop.optim import optimizer_tensors, restore_optimizer
 from onecrop.progress import Progress, duration
-from onecrop.train import _interruptible
+from onecrop.train import interruptible
 
 ROW_EVERY = 20  # steps a row of metrics
 
@@ -123,7 +123,7 @@ class Training:
             self.run.say(f"resumed at step {self.step:,} of {total:,}")
         self.progress, self.begun_at, self.row_began = Progress(), self.step, time.monotonic()
         try:
-            with _interruptible() as interrupted:
+            with interruptible() as interrupted:
                 while self.step < total:
                     self._take_step()
                     self._report()
