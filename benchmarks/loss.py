@@ -18,7 +18,8 @@ from onecrop.device import choose_device, describe
 from onecrop.losses import instance, instance_loss, sqrt_kl
 
 SETTINGS = {"temperature": 0.2, "kl_temperature": 1.0, "kl_weight": 20.0}
-ON_GPU = [(10**4, 2048), (50_000, 2048), (10**5, 2048), (300_000, 2048), (1_281_167, 2048), (14_000_000, 256)]
+ON_GPU = [(10**4, 2048), (50_000, 2048), (10**5, 2048), (300_000, 2048), (1_281_167, 2048)]
+ON_GPU += [(10**4, 256), (50_000, 256), (300_000, 256), (1_281_167, 256), (14_000_000, 256)]
 ON_CPU = [(1000, 256), (10_000, 256)]
 
 
@@ -111,16 +112,16 @@ def picture(rows: list[dict], path: Path) -> None:
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axis = plt.subplots(figsize=(5.5, 4), layout="constrained")
-    for key, label in (
-        ("products_ms", "matrix products"),
-        ("loss_ms", "ours"),
-        ("dense_autograd_ms", "dense autograd"),
+    figure, axis = plt.subplots(figsize=(6, 4.2), layout="constrained")
+    for number, (key, label) in enumerate(
+        (("products_ms", "matrix products"), ("loss_ms", "ours"), ("dense_autograd_ms", "dense autograd"))
     ):
-        kept = [row for row in rows if row.get(key)]
-        axis.plot([r["images"] for r in kept], [r[key] for r in kept], marker="o", label=label)
+        for dim, line in ((2048, "-"), (256, "--")):
+            kept = [row for row in rows if row.get(key) and row["dim"] == dim]
+            x, y = [r["images"] for r in kept], [r[key] for r in kept]
+            axis.plot(x, y, line, color=f"C{number}", marker="o", label=f"{label}, D = {dim}")
     axis.set(xscale="log", yscale="log", xlabel="images in the bank", ylabel="ms, loss and gradient")
-    axis.set_title("batch 512, D = 2048 (last point: 256)")
+    axis.set_title(f"batch {rows[0]['batch']}")
     axis.grid(alpha=0.3, which="both")
     axis.legend()
     figure.savefig(path, dpi=120)

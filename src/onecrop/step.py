@@ -61,9 +61,12 @@ class TrainStep:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.method.after_step(self.progress)
-        for name, value in {**terms, **self.method.watch}.items():
-            if name not in self.sums:
-                self.sums[name] = torch.zeros_like(value)
+        values = {**terms, **self.method.watch}
+        if list(self.sums) != list(values):  # the first step, or the first after a checkpoint, which sorts by name
+            self.sums = {
+                name: self.sums.get(name, torch.zeros_like(v, requires_grad=False)) for name, v in values.items()
+            }
+        for name, value in values.items():
             self.sums[name].add_(value.detach())
 
     def _capture(self) -> None:
