@@ -24,6 +24,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import save, synchronise
 
 from onecrop.choices import resolve
 from onecrop.compare import member
@@ -37,11 +38,6 @@ from onecrop.train import build_method
 
 ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000)  # N for --against-n
 PAPER = {"byol": 0.28, "simsiam": 0.47, "moco": 0.51, "npid": 0.81}  # sid's time as a share of theirs, CIFAR, 4 K80
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def noise(count: int) -> ImageSet:
@@ -177,8 +173,7 @@ def main() -> None:
             "torch": torch.__version__,
             "rows": with_ratios(rows),
         }
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+        save(result, args.out)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from measuring import save
 
 from onecrop.device import choose_device, describe
 from onecrop.losses import instance, instance_loss, sqrt_kl
@@ -142,9 +143,7 @@ def main() -> None:
         rows.append(measure(num_images, dim, args.batch_size, device))
         print(json.dumps(rows[-1]), flush=True)
     result = {"device": describe(device), "torch": torch.__version__, "rows": rows}
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    save(result, args.out)
     if args.picture:
         picture(rows, args.picture)
 

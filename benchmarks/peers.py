@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from measuring import save, synchronise
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -132,13 +133,11 @@ def our_rate(images: ImageSet, device, batch, backbone, dim) -> float:
         step(number, 0.01, 0.0)
     rates = []
     for _ in range(3):
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronise()
         started = time.perf_counter()
         for number in range(steps):
             step(number, 0.01, 0.0)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
+        synchronise()
         rates.append(steps * batch / (time.perf_counter() - started))
     return sorted(rates)[1]
 
@@ -177,9 +176,7 @@ def main() -> None:
         "ratio": {name: ours / rate for name, rate in rates.items()},
     }
     print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    save(result, args.out)
 
 
 if __name__ == "__main__":

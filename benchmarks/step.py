@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from measuring import save, synchronise
 
 from onecrop.choices import resolve
 from onecrop.data import images as data_images
@@ -28,11 +29,6 @@ from onecrop.step import WARM_UP, TrainStep
 from onecrop.train import build_method
 
 FORWARD_FLOPS = {("resnet18", 32): 1.11e9}  # an image, small stem; the backward pass costs twice as much
-
-
-def synchronise() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
 
 
 def milliseconds(work, repeats: int = 20, capture: bool = True) -> float:
@@ -202,9 +198,7 @@ def main() -> None:
         "seconds_compilation": compilation,
     }
     print(json.dumps(result, indent=2))
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(json.dumps(result, indent=2) + "\n")
+    save(result, args.out)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,14 @@
-"""One line that says how far long work has come: rewritten in place on a terminal, appended now and then to a file."""
+"""Long work: one line that says how far it has come, and a stop after the step under way where one is asked for.
+
+The line is rewritten in place on a terminal, and appended now and then to a file.
+"""
 
 import shutil
+import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 
@@ -76,3 +82,24 @@ class EpochClock:
     def waiting(self) -> float:
         """Share of the time in which the step waited for its data."""
         return (self.loader.seconds_waited - self.waited_before) / max(self.seconds(), 1e-9)
+
+
+@contextmanager
+def interruptible() -> Iterator[list[int]]:
+    """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once."""
+    caught: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    try:
+        before = signal.signal(signal.SIGINT, note)
+    except ValueError:  # not the main thread: no handler to set
+        yield caught
+        return
+    try:
+        yield caught
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -142,23 +142,29 @@ def provenance(
     recipe: Recipe, fingerprint: str, num_images: int, device: torch.device, weights_sha256: str | None = None
 ) -> dict[str, Any]:
     """What one needs to know to trust a result, or to get it again."""
-    versions = {}
-    packages = ["onecrop", "torch", "torchvision", "numpy", "safetensors"]
-    for package in packages + ["timm"] * str(recipe.backbone).startswith("timm/"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:  # onecrop itself, run from its source folder
-            versions[package] = "source"
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
-        "commit": source_commit(),
+        **circumstances(device, "safetensors", *["timm"] * str(recipe.backbone).startswith("timm/")),
         "seed": recipe.seed,
         "data_fingerprint": fingerprint,
         "num_images": num_images,
         "weights_sha256": weights_sha256,
         "crops": METHODS[recipe.method].crops,
         "networks": METHODS[recipe.method].networks,
+    }
+
+
+def circumstances(device: torch.device, *more_packages: str) -> dict[str, Any]:
+    """When, by which command, with what, and where."""
+    versions = {}
+    for package in ("onecrop", "torch", "torchvision", "numpy", *more_packages):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:  # onecrop itself may run from its source folder
+            versions[package] = "source" if package == "onecrop" else "none"
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": " ".join(sys.argv),
+        "commit": _commit(),
         "device": describe(device),
         "host": platform.platform(),
         "python": platform.python_version(),
@@ -166,7 +172,7 @@ def provenance(
     }
 
 
-def source_commit() -> str | None:
+def _commit() -> str | None:
     """The source's commit, where it runs from a checkout."""
     here = Path(__file__).resolve().parent
     if not (here.parents[1] / ".git").exists():

@@ -63,9 +63,7 @@ class TrainStep:
         self.method.after_step(self.progress)
         values = {**terms, **self.method.watch}
         if list(self.sums) != list(values):  # the first step, or the first after a checkpoint, which sorts by name
-            self.sums = {
-                name: self.sums.get(name, torch.zeros_like(v, requires_grad=False)) for name, v in values.items()
-            }
+            self.sums = {name: self.sums.get(name, torch.zeros_like(value)) for name, value in values.items()}
         for name, value in values.items():
             self.sums[name].add_(value.detach())
 

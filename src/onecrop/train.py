@@ -1,9 +1,6 @@
 """Pretraining: the loop, from a recipe to a run folder with a backbone in it."""
 
-import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
@@ -21,10 +18,10 @@ from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone, save_backbone
-from onecrop.nets.backbones import module_name
+from onecrop.nets.backbones import Backbone, module_name
 from onecrop.nets.weights import hash_weights, start_from
 from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
-from onecrop.progress import EpochClock, Progress, duration
+from onecrop.progress import EpochClock, Progress, duration, interruptible
 from onecrop.recipe import Recipe
 from onecrop.report.card import write_card
 from onecrop.runs import Run, provenance
@@ -55,16 +52,15 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     images = load(recipe.data, "train", recipe.request())
     chosen |= choose_all(recipe, images, device)
     recipe = settle(recipe, chosen)
-    network = build_backbone(str(recipe.backbone), recipe.stem, recipe.image_size, backbone)
+    begun = run.checkpoint_file.exists()  # then the weights to start from are behind us
+    network = build_network(replace(recipe, weights=None) if begun else recipe, backbone)
     need_memory(recipe, network.dim, len(images), device)
     sets = None
     if recipe.probe_every:
         sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
     assert recipe.batch_size is not None
     loader = Loader(images, recipe.batch_size, device, recipe.seed)
-    begun = run.checkpoint_file.exists()  # then the weights to start from are behind us
-    method = build_method(replace(recipe, weights=None) if begun else recipe, len(images), backbone)
-    training = Training(recipe, run, loader, method, sets)
+    training = Training(recipe, run, loader, build_method(recipe, len(images), network), sets)
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
     run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256), resume)
     with run.exclusively():
@@ -80,18 +76,25 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     return run.folder
 
 
-def build_method(recipe: Recipe, num_images: int, given: nn.Module | None = None) -> Method:
-    """The untrained method, a function of the recipe's seed and of the module that was given."""
+def build_network(recipe: Recipe, given: nn.Module | None = None) -> Backbone:
+    """The backbone a run starts from, a function of the recipe's seed, or the module that was given."""
     assert recipe.image_size is not None, "the recipe is not resolved"
-    assert recipe.precision is not None
     assert recipe.backbone is not None
     torch.manual_seed(recipe.seed)
-    backbone = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, given)
+    network = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, given)
     if recipe.weights:
-        start_from(backbone, recipe.weights, recipe.backbone, recipe.stem)
+        start_from(network, recipe.weights, recipe.backbone, recipe.stem)
+    return network
+
+
+def build_method(recipe: Recipe, num_images: int, network: Backbone | None = None) -> Method:
+    """The untrained method; its own draws follow those of `build_network`, which is called here where it was not."""
+    network = build_network(recipe) if network is None else network
+    assert recipe.image_size is not None, "the recipe is not resolved"
+    assert recipe.precision is not None
     build = cast(Any, METHODS[recipe.method])
     dtype = getattr(torch, recipe.precision)
-    return cast(Method, build(recipe.settings, backbone, num_images, recipe.image_size, dtype))
+    return cast(Method, build(recipe.settings, network, num_images, recipe.image_size, dtype))
 
 
 class Training:
@@ -275,24 +278,3 @@ class Training:
         write_card(self.run.folder)  # before the backbone, which makes the run a finished one
         save_backbone(self.run.backbone_file, self.method.backbone, facts)
         self.run.say(f"finished: {self.run.backbone_file}")
-
-
-@contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once."""
-    caught: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if caught:
-            raise KeyboardInterrupt
-        caught.append(number)
-
-    try:
-        before = signal.signal(signal.SIGINT, note)
-    except ValueError:  # not the main thread: no handler to set
-        yield caught
-        return
-    try:
-        yield caught
-    finally:
-        signal.signal(signal.SIGINT, before)

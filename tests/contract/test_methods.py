@@ -16,7 +16,7 @@ from onecrop.nets import BACKBONES
 from onecrop.nets.backbones import feature_map
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
 from onecrop.recipe import hints
-from onecrop.train import build_method
+from onecrop.train import build_method, build_network
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}
@@ -29,7 +29,7 @@ def build(method="sid", backbone="tiny", given=None, **changes):
     recipe = recipe.override({**{k: v for k, v in SMALL.items() if k in known}, **changes})
     recipe = resolve(recipe, images, CPU)
     loader = Loader(images, 8, CPU, seed=0)
-    made = build_method(recipe, len(images), given)
+    made = build_method(recipe, len(images), build_network(recipe, given))
     made.prepare(loader)
     return made.train(), loader
 

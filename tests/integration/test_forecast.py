@@ -86,6 +86,8 @@ def test_methods_without_a_table_are_never_refused(small_recipe, monkeypatch):
     monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: 0)
     for method in ("simclr", "simsiam", "byol", "jigclu"):
         need_memory(small_recipe.override({"method": method, "precision": "float32"}), 256, 10**9, CPU)
+    with pytest.raises(UserError, match="0 B are free"):  # one with a table is, under the same conditions
+        need_memory(small_recipe.override({"method": "sid", "precision": "float32"}), 256, 10**9, CPU)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/meminfo")

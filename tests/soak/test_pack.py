@@ -18,7 +18,7 @@ def test_thirty_kills(tmp_path, monkeypatch):
     for number in range(0, 2000, 50):
         (folder / f"{number:05d} again.jpg").write_bytes(encoded(number, "jpg", (400, 300)))
         (folder / f"{number:05d} broken.jpg").write_bytes(encoded(number, "jpg", (400, 300))[:500])
-    kill_while_packing(tmp_path, monkeypatch, folder, kills=30, drop=("drop",))
+    assert kill_while_packing(tmp_path, monkeypatch, folder, kills=30, drop=("drop",)) == 30
 
 
 def test_two_hundred_thousand_files(tmp_path):

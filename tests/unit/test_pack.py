@@ -69,7 +69,7 @@ def test_a_killed_pack_goes_on_where_it_was(tmp_path, monkeypatch):
     for number in range(0, 150, 10):
         (folder / f"{number:05d} again.jpg").write_bytes(encoded(number, "jpg", (400, 300)))
         (folder / f"{number:05d} broken.jpg").write_bytes(encoded(number, "jpg", (400, 300))[:500])
-    kill_while_packing(tmp_path, monkeypatch, folder, kills=1, drop=("drop",))
+    assert kill_while_packing(tmp_path, monkeypatch, folder, kills=1, drop=("drop",)) == 1
 
 
 def kill_while_packing(tmp_path, monkeypatch, folder, kills, drop=()):
@@ -101,6 +101,7 @@ def kill_while_packing(tmp_path, monkeypatch, folder, kills, drop=()):
         (one,) = (tmp_path / "undisturbed").glob(f"*/{name}")
         assert one.read_bytes() == cached(tmp_path, name).read_bytes(), name
     assert not list((tmp_path / "cache").glob("*/journal.jsonl"))
+    return len(places)
 
 
 def test_what_was_packed_before_is_not_decoded_again(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from onecrop.data.archives import ENDINGS, is_archive, list_archive
 from onecrop.data.cifar import cifar
@@ -85,17 +86,22 @@ def load_labelled(name: str, request: Request) -> Labelled:
             raise UserError(f"{name}: the test part has other classes than the training part")
         official = "official" if name in SOURCES else "folders"
         return Labelled(train, test, f"{request.holdout} training images held out" if request.holdout else official)
-    held_out = np.zeros(len(train), bool)
-    for label, name_of_class in enumerate(train.classes):
-        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
-        if len(members) < 2:
-            raise UserError(
-                f"{name}: class {name_of_class} has {len(members)} image, evaluation needs two or more of each"
-            )
-        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
+    for name_of_class, count in zip(train.classes, np.bincount(labels, minlength=len(train.classes)), strict=True):
+        if count < 2:
+            raise UserError(f"{name}: class {name_of_class} has {count} image, evaluation needs two or more of each")
+    held_out = hold_out(labels, len(train.classes))
     parts = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
     # pretraining on this folder sees all of it, without labels; the row must not hide that
     return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
+
+
+def hold_out(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.bool_]:
+    """TEST_SHARE of each class, at least one image, always the same ones."""
+    held_out = np.zeros(len(labels), bool)
+    for label in range(num_classes):
+        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
+        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
+    return held_out
 
 
 def _in_memory(images: ImageSet, split: str, request: Request) -> ImageSet:

@@ -4,10 +4,6 @@ detections.json is written last: a run that has it is finished, and can be score
 """
 
 import json
-import platform
-import sys
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +12,9 @@ import torch
 from onecrop.detect.recipe import DetectRecipe
 from onecrop.detect.sets import DetectionSet
 from onecrop.detect.weights import Start
-from onecrop.device import describe
 from onecrop.errors import UserError
 from onecrop.files import write_atomically
-from onecrop.runs import Run, source_commit
+from onecrop.runs import Run, circumstances
 
 
 class DetectRun(Run):
@@ -66,22 +61,10 @@ def provenance(
     recipe: DetectRecipe, start: Start, train: DetectionSet, test: DetectionSet, device: torch.device
 ) -> dict[str, Any]:
     """What one needs to know to trust a result, or to get it again."""
-    versions = {}
-    for package in ("onecrop", "torch", "torchvision", "numpy", "faster-coco-eval"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "source" if package == "onecrop" else "none"
     return {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
-        "commit": source_commit(),
+        **circumstances(device, "faster-coco-eval"),
         "seed": recipe.seed,
         "data_fingerprint": f"{train.fingerprint} {test.fingerprint}",
-        "device": describe(device),
-        "host": platform.platform(),
-        "python": platform.python_version(),
-        "versions": versions,
         "detection": {
             "of": start.of,
             "loaded_tensors": start.loaded,

@@ -22,8 +22,7 @@ from onecrop.detect.weights import Start, load_start
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, seed_step
 from onecrop.errors import UserError
 from onecrop.optim import optimizer_tensors, restore_optimizer
-from onecrop.progress import Progress, duration
-from onecrop.train import interruptible
+from onecrop.progress import Progress, duration, interruptible
 
 ROW_EVERY = 20  # steps a row of metrics
 

@@ -6,11 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onecrop.data import load
-from onecrop.data.sources import TEST_SHARE, Labelled, Request, load_labelled
-from onecrop.draws import fold
+from onecrop.data.sources import TEST_SHARE, Labelled, Request, hold_out, load_labelled
 from onecrop.errors import UserError
 
 
@@ -39,7 +37,10 @@ def _from_csv(path: Path, request: Request) -> Labelled:
     number = {label: i for i, label in enumerate(classes)}
     labels = np.array([number[used[i]] for i in index], np.int64)
     whole = replace(images.take(index), name=str(path), labels=labels, classes=classes)
-    held_out = _held_out(labels, classes, path)
+    alone = next((name for name, count in zip(classes, np.bincount(labels), strict=True) if count < 2), None)
+    if alone is not None:
+        raise UserError(f"{path}: label {alone} has one image, and two are needed: one to learn, one to test")
+    held_out = hold_out(labels, len(classes))
     parts = whole.take(np.flatnonzero(~held_out)), whole.take(np.flatnonzero(held_out))
     return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
 
@@ -64,14 +65,3 @@ def _read(path: Path) -> dict[str, str]:
     if not label_of:
         raise UserError(f"{path} holds no labels")
     return label_of
-
-
-def _held_out(labels: NDArray[np.int64], classes: tuple[str, ...], path: Path) -> NDArray[np.bool_]:
-    """A fifth of each class, always the same one, as for folders of classes."""
-    held_out = np.zeros(len(labels), bool)
-    for label, name in enumerate(classes):
-        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
-        if len(members) < 2:
-            raise UserError(f"{path}: label {name} has one image, and two are needed: one to learn, one to test")
-        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
-    return held_out
