@@ -10,6 +10,7 @@ from typing import Any
 
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
+from onecrop.distributed import joined
 from onecrop.embed import embed, search
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
@@ -281,13 +282,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             print("onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass.\n")
-            for name, verb in VERBS.items():
-                print(f"  onecrop {name:<10} {verb.__doc__}")
+            print(*(f"  onecrop {name:<10} {verb.__doc__}" for name, verb in VERBS.items()), sep="\n")
             print("\nonecrop VERB --help says more.")
         elif arguments[0] not in VERBS:
             raise unknown("verb", arguments[0], VERBS)
         else:
-            VERBS[arguments[0]](arguments[1:])
+            with joined(arguments[0]):  # under torchrun: with the other processes
+                VERBS[arguments[0]](arguments[1:])
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
         return 1
