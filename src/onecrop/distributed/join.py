@@ -29,6 +29,7 @@ SILENT_SECONDS = 15.0  # without a beat a process counts as gone: a long call th
 SUSPECT_SECONDS = 2.0  # the same, once a connection has broken or a signal has come
 LONG = timedelta(days=7)  # one process may pack a folder for hours while the others wait: silence ends them, not time
 DONE = b"done"
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
 TOGETHER = ("pretrain", "evaluate")  # what several processes share
 
 
@@ -123,8 +124,8 @@ def joined(verb: str = "pretrain") -> Iterator[Group]:
     if dist.is_initialized() or int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield world()
         return
-    group = _start()
-    watch = Watch(dist.distributed_c10d._get_default_store().clone(), group)  # a connection of its own
+    group, store = _start()
+    watch = Watch(store.clone(), group)  # a connection of its own
     watch.start()
     atexit.register(watch.leave)
     main = threading.current_thread() is threading.main_thread()
@@ -141,22 +142,27 @@ def joined(verb: str = "pretrain") -> Iterator[Group]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _start() -> Group:
+def _start() -> tuple[Group, Any]:
+    """-> the group, and the store that all of its processes see."""
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=LONG)
+        store, rank, size = next(dist.rendezvous("env://", timeout=LONG))
+        # the store may be that of an earlier start, with addresses of processes that are no more
+        store = dist.PrefixStore(f"start {os.environ.get(RESTARTS, '0')}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONG)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"cannot meet the other processes at {address}: {reason}") from None
     group = world()
     if not group.first:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # one process speaks
-    return group
+    return group, store
 
 
 def restarted() -> bool:
     """torchrun --max-restarts has started the processes again: the run goes on from its checkpoint."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+    return os.environ.get(RESTARTS, "0") != "0"
 
 
 def _terminate(number: int, frame: object) -> None:
