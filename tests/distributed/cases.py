@@ -1,6 +1,6 @@
 """What every process of a group does for the tests, the same in groups of any size; the first one writes what came out.
 
-    python -m tests.distributed.cases OUT [EARLIER]      # EARLIER: what another group wrote, to go on from
+python -m tests.distributed.cases OUT EARLIER  # EARLIER: what another group wrote, to go on from
 """
 
 import sys
@@ -15,7 +15,7 @@ from onecrop.choices import resolve
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Request
 from onecrop.distributed import joined, own_state, whole_state, world
-from onecrop.evaluate import features, knn
+from onecrop.evaluate import features
 from onecrop.evaluate.features import Probe, extract
 from onecrop.evaluate.knn import knn_predict
 from onecrop.evaluate.linear import linear_fast
@@ -26,6 +26,7 @@ from onecrop.step import TrainStep
 from onecrop.train import build_method, build_network
 
 CPU = torch.device("cpu")
+knn = sys.modules["onecrop.evaluate.knn"]  # the package has a function of that name
 IMAGES, STEPS, SAVED = 23, 3, 1  # neither 23 images nor a batch of 7 can be shared evenly by 2 or 3
 SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}
 NEIGHBOURS = {"relation": 0.5, "relation_start": 0.0}
@@ -96,19 +97,21 @@ class Case:
         self.step.sums = part("sums.")
 
 
-def trained(name, earlier):
-    """-> the states after SAVED and after all steps; and where another group's checkpoint leads, if there is one."""
+def trained(name):
+    """-> the states after SAVED and after all steps."""
     case = Case(name)
     case.train(0, SAVED)
-    out = {"saved": case.state()}
+    saved = case.state()
     case.train(SAVED, STEPS)
-    out["final"] = case.state()
-    if earlier is not None and name in RESUMED:
-        case = Case(name)
-        case.restore(earlier[name]["saved"])
-        case.train(SAVED, STEPS)
-        out["resumed"] = case.state()
-    return out
+    return {"saved": saved, "final": case.state()}
+
+
+def resumed(name, earlier):
+    """-> where another group's checkpoint leads."""
+    case = Case(name)
+    case.restore(earlier[name]["saved"])
+    case.train(SAVED, STEPS)
+    return case.state()
 
 
 def collectives():
@@ -148,7 +151,15 @@ def drawn():
 
 def evaluated():
     """Features, votes and a probe over batches small enough that every process gets some, and one of them none."""
+    whole = features.BATCH, knn.CHUNK
     features.BATCH, knn.CHUNK = 8, 8
+    try:
+        return _evaluated()
+    finally:
+        features.BATCH, knn.CHUNK = whole
+
+
+def _evaluated():
     train, test = (load("shapes", split, Request(subset=40, image_size=16)) for split in ("train", "test"))
     test = test.take(np.arange(12))
     net = build_network(resolve(Recipe(data="shapes", backbone="tiny", image_size=16), train, CPU)).eval()
@@ -163,12 +174,16 @@ def evaluated():
     }
 
 
-@joined()
-def main(out, earlier=None):
+def everything(earlier=None):
     torch.set_num_threads(1)
-    before = None if earlier is None else torch.load(earlier)
-    result = {name: trained(name, before) for name in CASES}
+    result = {name: trained(name) for name in CASES}
     result |= {"wrong": collectives(), "drawn": drawn(), "evaluated": evaluated()}
+    return result | {"resumed": {name: resumed(name, earlier) for name in RESUMED} if earlier else {}}
+
+
+@joined()
+def main(out, earlier):
+    result = everything(torch.load(earlier))
     if world().first:
         torch.save(result, out)
 

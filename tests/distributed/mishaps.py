@@ -1,8 +1,8 @@
 """onecrop under torchrun, with a mishap for one of the processes, said by the environment.
 
-    KILL_RANK=1 AT_STEP=3     that process is killed, as by the system, before that step of its first start
-    STOP_RANK=1 AT_STEP=3     it hears Ctrl-C there
-    BLIND_RANK=1              it stands in another folder, and finds no data there
+KILL_RANK=1 AT_STEP=3     that process is killed, as by the system, before that step of its first start
+STOP_RANK=1 AT_STEP=3     it hears Ctrl-C there
+BLIND_RANK=1              it stands in another folder, and finds no data there
 """
 
 import os

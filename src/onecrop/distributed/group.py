@@ -7,7 +7,6 @@ gathered before the loss, and every process works out the same loss L of the who
                                             DistributedDataParallel divides by it when it adds the gradients up
     fan_out       forward: as it is         backward: the sum over processes: each has seen a part of the rows
     total         forward: the sum          backward: as it is: L is the same everywhere
-    pool          forward: the sum          backward: the sum: for what lies before `gather`, batch norm
 
 A group of one process adds no operation to any of these.
 """
@@ -64,9 +63,6 @@ class Group(NamedTuple):
 
     def total(self, x: Tensor) -> Tensor:
         return x if self.size == 1 else _Total.apply(x, self)
-
-    def pool(self, x: Tensor) -> Tensor:
-        return x if self.size == 1 else _Pool.apply(x, self)
 
     def sum(self, x: Tensor) -> Tensor:
         """The sum over all processes, without gradient."""
@@ -233,14 +229,3 @@ class _Total(torch.autograd.Function):
     @staticmethod
     def backward(ctx: FunctionCtx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
         return grad, None
-
-
-class _Pool(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
-        ctx.group = group
-        return group.sum(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
-        return ctx.group.sum(grad), None

@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from onecrop.distributed.group import Group, world
 from onecrop.errors import AgreedError, UserError
@@ -147,9 +149,9 @@ def _start() -> tuple[Group, Any]:
     address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     try:
-        store, rank, size = next(dist.rendezvous("env://", timeout=LONG))
+        store, rank, size = next(rendezvous("env://", timeout=LONG))
         # the store may be that of an earlier start, with addresses of processes that are no more
-        store = dist.PrefixStore(f"start {os.environ.get(RESTARTS, '0')}", store)
+        store = PrefixStore(f"start {os.environ.get(RESTARTS, '0')}", store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=LONG)
     except (RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]

@@ -1,5 +1,7 @@
 """Batch norm over several processes as over one, and in groups: the statistics of several devices, on one."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -60,16 +62,10 @@ class SharedNorm(_BatchNorm):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        dims = [0, *range(2, x.ndim)]
-        shape = [1, -1, *[1] * (x.ndim - 2)]
-        wide = _wide(x)
-        count = self.processes.sum(wide.new_tensor(x.numel() // x.shape[1]))  # parts may differ by an image
-        mean = self.processes.pool(wide.sum(dims)) / count
-        below = wide - mean.view(shape)
-        variance = self.processes.pool(below.square().sum(dims)) / count
-        self._track(mean.detach(), variance.detach() * count / (count - 1))
-        out = below * (variance + self.eps).rsqrt().view(shape)
+        out, mean, variance, count = _Standardise.apply(_wide(x), self.eps, self.processes)
+        self._track(mean, variance * count / (count - 1))
         if self.affine:
+            shape = [1, -1, *[1] * (x.ndim - 2)]
             out = out * self.weight.view(shape) + self.bias.view(shape)
         return out.to(x.dtype)
 
@@ -80,6 +76,36 @@ class SharedNorm(_BatchNorm):
         share = 1 / self.num_batches_tracked if self.momentum is None else self.momentum
         self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
         self.running_var.lerp_(variance.to(self.running_var.dtype), share)
+
+
+class _Standardise(torch.autograd.Function):
+    """x̂ = (x − mean)/√(variance + ε) by the statistics of all processes; one collective forward, one backward.
+
+    ∂L/∂x = (∂L/∂x̂ − Σ∂L/∂x̂/n − x̂·Σ(∂L/∂x̂·x̂)/n) / √(variance + ε), sums over all n pixels of a channel.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, processes: Group) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        dims, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
+        variance, mean = torch.var_mean(x, dim=dims, correction=0)
+        count = torch.full_like(mean, x.numel() // len(mean))  # parts may differ by an image
+        counts, means, variances = processes.stack(torch.stack([count, mean, variance])).unbind(1)  # [size, C] each
+        count = counts.sum(0)
+        mean = (counts * means).sum(0) / count
+        variance = (counts * (variances + (means - mean).square())).sum(0) / count
+        scale = (variance + eps).rsqrt().view(shape)
+        out = (x - mean.view(shape)) * scale
+        ctx.save_for_backward(out, scale, count.view(shape))
+        ctx.dims, ctx.processes = dims, processes
+        ctx.mark_non_differentiable(mean, variance, count)
+        return out, mean, variance, count
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        out, scale, count = ctx.saved_tensors
+        sums = torch.stack([grad.sum(ctx.dims, keepdim=True), (grad * out).sum(ctx.dims, keepdim=True)])
+        plain, along = ctx.processes.sum(sums) / count
+        return (grad - plain - out * along) * scale, None, None
 
 
 def norm_in_groups(net: nn.Module, groups: int) -> nn.Module:
