@@ -239,6 +239,7 @@ class Training:
 
     def _probe(self, epoch: int) -> None:
         self.method.eval()
+        self.group.adopt(self.method.backbone.buffers())  # running statistics, where each process had its own
         probe = Probe(self.image_size, self.device, self.recipe.seed)
         assert self.sets is not None
         row = run_probe(self.recipe.probe, self.method.backbone, self.sets, probe)

@@ -12,6 +12,7 @@ A group of one process adds no operation to any of these.
 """
 
 import json
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import torch
@@ -168,6 +169,12 @@ class Group(NamedTuple):
         for piece in out.split(_rows_at_a_time(out)):
             dist.recv(piece, 0)
         return out
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """In place: as the first process has them."""
+        if self.size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, 0)
 
     def copy_of_first(self, tensor: Tensor | None, shape: list[int], dtype: torch.dtype) -> Tensor:
         """The first process' tensor, in host memory."""

@@ -30,6 +30,7 @@ BEAT_SECONDS = 0.5
 SILENT_SECONDS = 15.0  # without a beat a process counts as gone: a long call that holds the interpreter is shorter
 SUSPECT_SECONDS = 2.0  # the same, once a connection has broken or a signal has come
 LONG = timedelta(days=7)  # one process may pack a folder for hours while the others wait: silence ends them, not time
+STARTER_GONE = "the process that started this run is gone: start it again with --resume"
 DONE = b"done"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
 TOGETHER = ("pretrain", "evaluate")  # what several processes share
@@ -59,7 +60,7 @@ class Watch(threading.Thread):
                 beat = self._beat(neighbour)
             except RuntimeError:  # the store went with the process that kept it
                 if not self.over.is_set():
-                    self._end("the process that started this run is gone: start it again with --resume")
+                    self._end(STARTER_GONE)
                 return
             if beat != seen or beat == DONE:
                 seen, since = beat, time.monotonic()
@@ -67,9 +68,14 @@ class Watch(threading.Thread):
                 self._end(self.announce(_gone(neighbour, self.group)))
 
     def announce(self, sentence: str) -> str | None:
-        """Tell the others -> the sentence, for this process to say; None where another one was first."""
+        """Tell the others -> what this process has to say: the sentence, unless another one was first."""
         mine = json.dumps({"node": self.node, "rank": self.group.rank, "sentence": sentence})
-        return sentence if self.store.compare_set("failed", "", mine).decode() == mine else None
+        return sentence if self.store.compare_set("failed", "", mine).decode() == mine else self.heard()
+
+    def heard(self) -> str | None:
+        """What has been announced, where nobody else will say it to those who look at this machine."""
+        said = json.loads(self.store.get("failed"))
+        return said["sentence"] if said["node"] != self.node and os.environ.get("LOCAL_RANK", "0") == "0" else None
 
     def failed(self) -> bool:
         return self.store.check(["failed"])
@@ -86,6 +92,7 @@ class Watch(threading.Thread):
     def leave(self) -> None:
         """The work is done: silence from here on is no failure. The keeper of the store goes last."""
         self.over.set()
+        self.join(SUSPECT_SECONDS)  # or its last beat would come after this
         try:
             self.store.set(f"beat {self.group.rank}", DONE.decode())
             until = time.monotonic() + SILENT_SECONDS
@@ -102,12 +109,9 @@ class Watch(threading.Thread):
         return self.store.get(key) if self.store.check([key]) else b""
 
     def _heed(self) -> None:
-        """End with what another process announced; it said the sentence itself, to those who see its own node."""
-        if self.failed():
-            said = json.loads(self.store.get("failed"))
-            if said["rank"] != self.group.rank:
-                elsewhere = said["node"] != self.node and os.environ.get("LOCAL_RANK", "0") == "0"
-                self._end(said["sentence"] if elsewhere else None)
+        """End, when another process has announced that it does."""
+        if self.failed() and json.loads(self.store.get("failed"))["rank"] != self.group.rank:
+            self._end(self.heard())
 
     def _end(self, sentence: str | None) -> None:
         """At once: the main thread may wait in a collective that will never come back."""
@@ -138,7 +142,10 @@ def joined(verb: str = "pretrain") -> Iterator[Group]:
         if main:  # this process ends by itself, and has something to say before
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         atexit.unregister(watch.leave)
-        _explain(error, watch)
+        try:
+            _explain(error, watch)
+        except RuntimeError:  # the store went with the process that kept it
+            raise UserError(STARTER_GONE) from None
         raise
     if main:
         signal.signal(signal.SIGTERM, before)
@@ -180,6 +187,8 @@ def _gone(rank: int, group: Group) -> str:
 
 def _explain(error: BaseException, watch: Watch) -> None:
     """Turn what ended this process into one sentence for all of them."""
+    if isinstance(error, SystemExit):
+        return
     rank, group = watch.group.rank, watch.group
     if isinstance(error, AgreedError):
         if group.first:
@@ -190,7 +199,7 @@ def _explain(error: BaseException, watch: Watch) -> None:
     elif isinstance(error, KeyboardInterrupt):
         sentence = watch.announce("stopped")
     elif watch.failed():
-        sentence = None
+        sentence = watch.heard()
     else:
         silent = watch.silent()
         if silent is None and isinstance(error, Exception) and not watch.failed():
