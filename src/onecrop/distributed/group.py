@@ -116,7 +116,11 @@ class Group(NamedTuple):
         """x[i + 1] for each row of the part; after the last row of the last part comes the first of the first."""
         if self.size == 1:
             return x.roll(-1, 0)
-        return torch.cat([x[1:], self.stack(x[:1])[(self.rank + 1) % self.size]])
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        row = torch.empty_like(x[:1], memory_format=torch.contiguous_format)
+        received, sent = ([int(rank == other) for rank in range(self.size)] for other in (after, before))
+        dist.all_to_all_single(row, x[:1].contiguous(), received, sent)
+        return torch.cat([x[1:], row])
 
     def any(self, *flags: bool) -> list[bool]:
         """Of each flag: does any process say so? On the host: no device waits for it."""
