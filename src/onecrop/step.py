@@ -44,7 +44,7 @@ class TrainStep:
         self.loader.refill(self.batch, step)
         self.progress.fill_(progress)
         set_learning_rate(self.optimizer, lr)
-        seed_step(self.seed, step)
+        seed_step(self.seed, step, self.method.group.rank)
         if self.graph is None and self.fast and self.taken >= WARM_UP:
             self._capture()
         if self.graph is not None:

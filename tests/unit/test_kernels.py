@@ -66,8 +66,48 @@ print("equal")
 """
 
 
+PARTS = """
+import torch
+import torch.nn.functional as F
+from onecrop.losses import instance, sweep
+
+class Group:  # of two processes; what each of them has is heard first, and then put together
+    size, heard = 2, []
+    def stack(self, x):
+        if len(self.heard) < 2:
+            self.heard.append(x)
+        return torch.stack((self.heard * 2)[:2])
+
+torch.manual_seed(0)
+batch, count, first = 5, 300, 130
+z, rows = (F.normalize(torch.randn(n, 32), dim=1) for n in (batch, count))
+target = torch.tensor([4, 299, 130, 129, 77])
+z[0], z[1] = rows[4], rows[299]  # two of them are their rows: a hit on either process
+whole, sums = sweep.statistics(z, rows, target, 0.2, 0.7)
+expected = instance._normalisers(torch.ones(batch), sums, 0.2, 0.7)
+halves = [(rows[:first], torch.where(target < first, target, -1)),
+          (rows[first:], torch.where(target >= first, target - first, -1))]
+group = Group()
+for _ in range(2):
+    for half, place in halves:
+        best, sums = sweep.statistics(z, half, place, 0.2, 0.7)
+        cosine = (z * half[place]).sum(-1)
+        one, sums, hit = instance._put_together(
+            torch.ones(batch), sums, torch.maximum(best, cosine), cosine > best, place, 0.2, 0.7, group)
+found = instance._normalisers(one, sums, 0.2, 0.7)
+for a, b in zip(expected, found, strict=True):
+    torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
+assert hit.tolist() == [True, True, False, False, False]
+dz = sum(sweep.gradient(z, half, expected, 0.2, 0.7, 1.5) for half, _ in halves)
+torch.testing.assert_close(dz, sweep.gradient(z, rows, expected, 0.2, 0.7, 1.5), rtol=1e-4, atol=1e-5)
+outs, totals = zip(*(sweep.neighbours(rows[target], half, place, 0.1) for half, place in halves))
+torch.testing.assert_close(sum(outs) / sum(totals)[:, None], sweep.relation(rows[target], rows, target, 0.1))
+print("equal")
+"""
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="this build of torch comes without Triton")
-@pytest.mark.parametrize("check", [CHECK, SWEEP], ids=["element-wise", "sweep"])
+@pytest.mark.parametrize("check", [CHECK, SWEEP, PARTS], ids=["element-wise", "sweep", "parts"])
 def test_fused_kernels_equal_the_plain_form(check):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
