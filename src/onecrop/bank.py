@@ -5,6 +5,7 @@ writes the rows that it owns: one bank, exact, in as many pieces.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -69,16 +70,8 @@ class MemoryBank(nn.Module):
     @torch.no_grad()
     def write(self, index: Tensor, z: Tensor) -> None:
         """Set rows to the direction of z."""
-        index, z = self._own(index, z)
-        self.weight[index] = F.normalize(z, dim=1).to(self.weight.dtype)
-
-    def _own(self, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Of rows for the whole bank those that this process holds, and where."""
-        if self.group.size == 1:
-            return index, rows
-        place = self.place(index)
-        held = place >= 0
-        return place[held], rows[held]
+        own = self._own(index)
+        self._store(own, F.normalize(z[own.image], dim=1))
 
     @torch.no_grad()
     def update(self, index: Tensor, z: Tensor, probabilities: Tensor | None = None) -> None:
@@ -88,11 +81,33 @@ class MemoryBank(nn.Module):
         ẑ_i = Σ_j (δ_ij − p[j, i])·z_j, the negative gradient of the batch's cross-entropy in w_i.
         """
         direction = corrected_direction(z, probabilities) if probabilities is not None else z
-        index, direction = self._own(index, direction)
-        old = self.weight[index].to(z.dtype)
-        moved = torch.lerp(direction, old, self.momentum)
+        own = self._own(index)
+        old = self.weight[own.place].to(z.dtype)
+        moved = torch.lerp(direction[own.image], old, self.momentum)
         norm = moved.norm(dim=1, keepdim=True)
-        self.weight[index] = torch.where(norm > MIN_NORM, moved / norm, old).to(self.weight.dtype)
+        self._store(own, torch.where(norm > MIN_NORM, moved / norm, old))
+
+    def _own(self, index: Tensor) -> "_Own":
+        """Which images of the batch have their row here, and where; found without asking the device how many."""
+        if self.group.size == 1:
+            return _Own(slice(None), index, None)
+        place = self.place(index)
+        held = place >= 0
+        # an image whose row is elsewhere stands for the first one whose row is here: it writes the same once more
+        image = torch.where(held, torch.arange(len(index), device=index.device), held.int().argmax(0, keepdim=True))
+        return _Own(image, place[image], held.any())
+
+    def _store(self, own: "_Own", rows: Tensor) -> None:
+        rows = rows.to(self.weight.dtype)
+        if own.some is not None:
+            rows = torch.where(own.some, rows, self.weight[own.place])
+        self.weight[own.place] = rows
+
+
+class _Own(NamedTuple):
+    image: Tensor | slice
+    place: Tensor
+    some: Tensor | None  # [] are there any? None where all are
 
 
 class Queue(nn.Module):

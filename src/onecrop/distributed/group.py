@@ -50,10 +50,9 @@ class Group(NamedTuple):
         """Rows of a table in parts, from whoever holds them (place ≥ 0) -> [B, D] everywhere."""
         if self.size == 1:
             return part[place]
-        rows = part.new_zeros(len(place), *part.shape[1:])
-        held = (place >= 0).nonzero()[:, 0]
-        rows[held] = part[place[held]]
-        return self.sum(rows)  # one process adds the row, the others zeros: exact
+        held = (place >= 0)[:, None]
+        rows = part[place.clamp(min=0)] if len(part) else part.new_zeros(len(place), *part.shape[1:])
+        return self.sum(torch.where(held, rows, 0))  # one process adds the row, the others zeros: exact
 
     def gather(self, x: Tensor, count: int) -> Tensor:
         """The parts of all processes, in order -> [count, …], differentiable."""
@@ -110,7 +109,8 @@ class Group(NamedTuple):
         received = [int((owner == rank).sum()) for rank in range(self.size)]
         out = x.new_empty(len(wanted), *x.shape[1:])
         dist.all_to_all_single(out, x[sent.to(x.device)].contiguous(), received, [int(here.sum()) for here in held])
-        return out[owner.argsort(stable=True).argsort().to(x.device)]  # it came by owner, in the order asked for
+        out = out[owner.argsort(stable=True).argsort().to(x.device)]  # it came by owner, in the order asked for
+        return out.contiguous(memory_format=torch.channels_last) if x.ndim == 4 else out
 
     def following(self, x: Tensor) -> Tensor:
         """x[i + 1] for each row of the part; after the last row of the last part comes the first of the first."""
