@@ -104,7 +104,9 @@ class Loader:
         if batch_size > len(images):
             raise UserError(f"the batch of {batch_size} is larger than the {len(images)} images: lower --batch-size")
         if batch_size < group.size:
-            raise UserError(f"a batch of {batch_size} leaves some of {group.size} processes without an image: raise it")
+            raise UserError(
+                f"a batch of {batch_size} leaves some of {group.size} processes without an image: raise --batch-size"
+            )
         self.batch_size, self.device, self.seed = batch_size, device, seed
         self.part = group.part(batch_size)  # of each batch, for this process
         self.part_size = self.part.stop - self.part.start
