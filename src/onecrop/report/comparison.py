@@ -58,8 +58,16 @@ def _facts(folder: Path) -> Row:
             "date": begun["date"][:10],
             "device": begun["device"],
             "torch": begun["versions"]["torch"],
+            "notes": _protocols(folder),
         }
     return {"title": folder.name}
+
+
+def _protocols(folder: Path) -> list[str]:
+    """How the scores of the table were taken: a line an evaluation."""
+    files = sorted(folder.glob("*/results.jsonl"))
+    rows = [row for file in files for row in read_json_lines(file) if row["of"] == "pretrained"]
+    return sorted({f"{row['evaluation']} ({row['data']}, {row['split']}): {row['protocol']}." for row in rows})
 
 
 def collect(folder: Path) -> list[Row]:
