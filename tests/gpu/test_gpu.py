@@ -110,11 +110,10 @@ def test_fused_loss_equals_float64(monkeypatch, dense, kl_weight, dtype):
     assert error < 3 * close
 
 
-@pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize(("batch", "count", "dim"), [(512, 50_001, 256), (48, 3001, 32), (200, 700, 128)])
 @pytest.mark.parametrize("kl", ["sqrt", "none"])
-def test_the_sweep_over_short_rows_equals_float64(batch, count, dim, kl, compiled):
-    """Loss, gradient and relation in kernels that store no cosine, CutMix included; compiled in one piece."""
+def test_the_sweep_over_short_rows_equals_float64(batch, count, dim, kl):
+    """Loss, gradient and relation in kernels that store no cosine, CutMix included."""
     torch.manual_seed(0)
     rows = F.normalize(torch.randn(count, dim, device=CUDA), dim=1).bfloat16()
     from onecrop.losses import sweep
@@ -126,8 +125,7 @@ def test_the_sweep_over_short_rows_equals_float64(batch, count, dim, kl, compile
     more = {"temperature": 0.2, "kl_temperature": 0.7, "mixed_target": target.roll(1), "mix": 0.7, "kl": kl}
     exact_z = z.detach().double().requires_grad_()
     exact = instance_loss(exact_z, rows.double(), target, relation=instance.Relation(0.5, 0.1), **more)
-    loss = torch.compile(instance_loss, fullgraph=True, dynamic=False) if compiled else instance_loss
-    fused = loss(z, rows, target, kl_weight=20.0, relation=instance.Relation(0.5, 0.1), **more)
+    fused = instance_loss(z, rows, target, kl_weight=20.0, relation=instance.Relation(0.5, 0.1), **more)
     for out in (exact, fused):
         (out.cross_entropy + 20.0 * out.sqrt_kl).backward()
     assert fused.cross_entropy.item() == pytest.approx(exact.cross_entropy.item(), rel=1e-4)

@@ -106,6 +106,7 @@ def instance_loss(
     return InstanceLoss(cross_entropy, kl_value, accuracy, batch_probabilities)
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # on a GPU its kernels are already fused; a compiler would only unroll the blocks
 def _read(
     z: Tensor,
     rows: Tensor,
@@ -127,21 +128,6 @@ def _read(
             factor = KL_SLOPE[kl] / t_kl * (kl_weight or 0.0)
             hit = (operand.float() * rows[target].float()).sum(-1) > best
             return normalisers, hit, [sweep.gradient(operand, rows, normalisers, t, t_kl, factor)]
-    return _read_blocks(z, rows, target, mask, t, t_kl, kl, kl_weight)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # on a GPU its kernels are already fused; a compiler would only unroll the blocks
-def _read_blocks(
-    z: Tensor,
-    rows: Tensor,
-    target: Tensor,
-    mask: Tensor | None,
-    t: float,
-    t_kl: float,
-    kl: str,
-    kl_weight: float | None,
-) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor, list[Tensor]]:
-    """The same with cosines that are held a block at a time."""
     if z.is_cuda and z.dtype == torch.float32:
         from onecrop.losses.kernels import add_statistics, slopes
     else:
@@ -188,23 +174,19 @@ def _blocks(batch: int, num_rows: int) -> list[slice]:
     return [slice(start, min(start + width, num_rows)) for start in range(0, num_rows, width)]
 
 
+@torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
 @torch.no_grad()
 def related(rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel: each own row's neighbours -> [B, D] in `dtype`."""
+    """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel: the neighbours of each own row -> [B, D] in `dtype`.
+
+    Cosines of unit rows are at most 1: exponentials relative to that add up from block to block.
+    """
     own = rows[target]
     if own.is_cuda and mask is None:
         from onecrop.losses import sweep
 
         if sweep.takes(rows.shape[1], rows.dtype, t):
             return sweep.relation(own, rows, target, t).to(dtype)
-    return _related_blocks(own, rows, target, t, mask, dtype)
-
-
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
-def _related_blocks(
-    own: Tensor, rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: torch.dtype
-) -> Tensor:
-    """Cosines of unit rows are at most 1: exponentials relative to that add up from block to block."""
     total, out = torch.zeros(len(own), dtype=dtype, device=own.device), torch.zeros_like(own, dtype=dtype)
     for block in _blocks(len(own), len(rows)):
         c = _product(own, rows[block].T, dtype)

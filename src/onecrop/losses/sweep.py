@@ -6,9 +6,6 @@ the parts are added up at the end. The symbols are those of `instance.py`.
 
 Cosines of unit vectors are at most 1: exponentials are taken relative to that, so that sums of different parts of the
 bank add up as they are. In float32 this holds down to LOWEST_TEMPERATURE, where e^(−2/T) would vanish.
-
-The launches are operators of torch's library, so that a compiler takes them as they are and fuses what stands around
-them: the sums over parts, the normalisers, the targets.
 """
 
 import math
@@ -144,59 +141,14 @@ def _plan(z: Tensor, rows: Tensor) -> tuple[dict[str, int], tuple[int, int], int
     return sizes, (tiles, triton.cdiv(len(rows), part)), part
 
 
-@torch.library.custom_op("onecrop::sweep_statistics", mutates_args=())
-def _statistics(z: Tensor, rows: Tensor, target: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor]:
-    sizes, grid, part = _plan(z, rows)
-    best, sums = _statistics_parts(z, rows, target, t, t_kl)
-    k_s, k_half = LOG2_E / t, LOG2_E / (2 * t_kl)
-    _statistics_kernel[grid](z, rows, target, best, sums, len(z), len(rows), part, k_s, k_half, **sizes)
-    return best, sums
-
-
-@_statistics.register_fake
-def _statistics_parts(z: Tensor, rows: Tensor, target: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor]:
-    parts = _plan(z, rows)[1][1]
-    shape = (parts, len(z))
-    return z.new_empty(shape, dtype=torch.float32), z.new_empty((4, *shape), dtype=torch.float32)
-
-
-@torch.library.custom_op("onecrop::sweep_gradient", mutates_args=())
-def _gradient(
-    z: Tensor, rows: Tensor, lse_s: Tensor, lse_q: Tensor, mean_q: Tensor, t: float, t_kl: float, kl_factor: float
-) -> Tensor:
-    sizes, grid, part = _plan(z, rows)
-    dz = _gradient_parts(z, rows, lse_s, lse_q, mean_q, t, t_kl, kl_factor)
-    _gradient_kernel[grid](
-        z, rows, lse_s, lse_q, mean_q, dz, len(z), len(rows), part, 1 / t, 1 / t_kl, kl_factor, LOG2_E,
-        WITH_KL=kl_factor != 0, **sizes,
-    )  # fmt: skip
-    return dz
-
-
-@_gradient.register_fake
-def _gradient_parts(
-    z: Tensor, rows: Tensor, lse_s: Tensor, lse_q: Tensor, mean_q: Tensor, t: float, t_kl: float, kl_factor: float
-) -> Tensor:
-    return z.new_empty((_plan(z, rows)[1][1], *z.shape), dtype=torch.float32)
-
-
-@torch.library.custom_op("onecrop::sweep_relation", mutates_args=())
-def _relation(own: Tensor, rows: Tensor, target: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    sizes, grid, part = _plan(own, rows)
-    total, out = _relation_parts(own, rows, target, t)
-    _relation_kernel[grid](own, rows, target, total, out, len(own), len(rows), part, LOG2_E / t, **sizes)
-    return total, out
-
-
-@_relation.register_fake
-def _relation_parts(own: Tensor, rows: Tensor, target: Tensor, t: float) -> tuple[Tensor, Tensor]:
-    shape = (_plan(own, rows)[1][1], *own.shape)
-    return own.new_empty(shape[:2], dtype=torch.float32), own.new_empty(shape, dtype=torch.float32)
-
-
 def statistics(z: Tensor, rows: Tensor, target: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor]:
     """-> the highest cosine beside the own one [B], and the sums [4, B] relative to a cosine of 1."""
-    best, sums = _statistics(z, rows, target, t, t_kl)
+    sizes, grid, part = _plan(z, rows)
+    best = torch.empty(grid[1], len(z), device=z.device)
+    sums = torch.empty(4, grid[1], len(z), device=z.device)
+    _statistics_kernel[grid](
+        z, rows, target, best, sums, len(z), len(rows), part, LOG2_E / t, LOG2_E / (2 * t_kl), **sizes
+    )
     return best.amax(0), sums.sum(1)
 
 
@@ -205,10 +157,19 @@ def gradient(
 ) -> Tensor:
     """Σ_k (p_k/T + kl_factor·π_k(q_k − E))·w_k -> [B, D]."""
     lse_s, lse_q, _, mean_q = normalisers
-    return _gradient(z, rows, lse_s, lse_q, mean_q, t, t_kl, kl_factor).sum(0)
+    sizes, grid, part = _plan(z, rows)
+    dz = torch.empty(grid[1], *z.shape, device=z.device)
+    _gradient_kernel[grid](
+        z, rows, lse_s, lse_q, mean_q, dz, len(z), len(rows), part, 1 / t, 1 / t_kl, kl_factor, LOG2_E,
+        WITH_KL=kl_factor != 0, **sizes,
+    )  # fmt: skip
+    return dz.sum(0)
 
 
 def relation(own: Tensor, rows: Tensor, target: Tensor, t: float) -> Tensor:
     """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel -> [B, D]."""
-    total, out = _relation(own, rows, target, t)
+    sizes, grid, part = _plan(own, rows)
+    total = torch.empty(grid[1], len(own), device=own.device)
+    out = torch.empty(grid[1], *own.shape, device=own.device)
+    _relation_kernel[grid](own, rows, target, total, out, len(own), len(rows), part, LOG2_E / t, **sizes)
     return out.sum(0) / total.sum(0)[:, None]
