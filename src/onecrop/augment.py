@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from onecrop.distributed import ALONE, Group
 from onecrop.draws import Draws
 
 MEAN = (0.485, 0.456, 0.406)  # ImageNet's, for every data set: an exported backbone takes torchvision's transforms
@@ -205,15 +206,15 @@ class CutMix(nn.Module):
 
     quantiles: Tensor
 
-    def __init__(self, alpha: float) -> None:
+    def __init__(self, alpha: float, group: Group = ALONE) -> None:
         super().__init__()
-        self.alpha = alpha
+        self.alpha, self.group = alpha, group
         if alpha:
             self.register_buffer("quantiles", beta_quantiles(alpha), persistent=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor, draws: Draws) -> tuple[Tensor, Tensor | None, Tensor | float]:
-        """-> mixed images, place of each one's partner [B], weight of the base image []."""
+        """-> mixed images, place of each one's partner [B] in the whole batch, weight of the base image []."""
         if not self.alpha:
             return x, None, 1.0
         size = x.shape[-1]
@@ -228,9 +229,9 @@ class CutMix(nn.Module):
         along = torch.arange(size, device=x.device)
         inside = (along >= start[:, None]) & (along < end[:, None])  # [2, S]
         box = inside[0][:, None] & inside[1]  # [S, S]
-        partner = torch.arange(len(x), device=x.device).roll(-1)
+        partner = torch.arange(draws.total, device=x.device).roll(-1)
         mix = 1 - box.to(torch.float32).mean()  # the true share, after the box was cut at the border
-        return torch.where(box, x.roll(-1, 0), x), partner, mix
+        return torch.where(box, self.group.following(x), x), partner, mix
 
 
 def beta_quantiles(alpha: float, count: int = 1025) -> Tensor:

@@ -1,36 +1,84 @@
-"""The memory bank: one unit row an image, no gradient, saved with the model."""
+"""The memory bank: one unit row an image, no gradient, saved with the model.
+
+Of several processes each holds a contiguous part of the rows. All of them see every feature of the batch, and each
+writes the rows that it owns: one bank, exact, in as many pieces.
+"""
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from onecrop.distributed import ALONE, Group
+
 # Below this length m·w + (1−m)·ẑ has no direction worth keeping: the row stays as it was.
 MIN_NORM = 1e-6
+DRAWN_ROWS = 2**16  # at a time, where most of them belong to other processes
 
 
 class Table(nn.Parameter):
     """Rows that are trained, one an image: a list, not a map, so that there is nothing in it to orthogonalise."""
 
+    group: Group = ALONE  # whose parts make up the whole
+
+
+def own_rows(draw: Callable[[int], Tensor], num_images: int, group: Group) -> Tensor:
+    """This process' part of draw(num_images), random rows, without ever holding the others' parts.
+
+    Every process draws all rows, so that its generator goes on as a single process' would.
+    """
+    if group.size == 1:
+        return draw(num_images)
+    mine, out = group.part(num_images), []
+    starts = range(0, max(1, num_images - DRAWN_ROWS + 1), DRAWN_ROWS)  # the last piece is the longest: see the tests
+    for start in starts:
+        end = num_images if start == starts[-1] else start + DRAWN_ROWS
+        out.append(draw(end - start)[max(mine.start - start, 0) : max(mine.stop - start, 0)].clone())
+    return torch.cat(out)
+
 
 class MemoryBank(nn.Module):
     """Rows w_1 … w_N of unit length, random until `write` fills them (Feature Calibrate)."""
 
-    weight: Tensor  # [N, D]
+    weight: Tensor  # [N, D], or this process' part of the N rows
 
-    def __init__(self, num_images: int, dim: int, momentum: float = 0.5, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(
+        self,
+        num_images: int,
+        dim: int,
+        momentum: float = 0.5,
+        dtype: torch.dtype = torch.float32,
+        group: Group = ALONE,
+    ) -> None:
         super().__init__()
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), not {momentum}")
-        self.momentum = momentum
-        self.register_buffer("weight", F.normalize(torch.randn(num_images, dim), dim=1).to(dtype))
+        self.momentum, self.num_images, self.group = momentum, num_images, group
+        drawn = own_rows(lambda count: torch.randn(count, dim), num_images, group)
+        self.register_buffer("weight", F.normalize(drawn, dim=1).to(dtype))
 
     def rows(self, index: Tensor) -> Tensor:
-        return self.weight[index]
+        """Rows of the whole bank, whoever holds them."""
+        return self.group.fetch(self.weight, self.place(index))
+
+    def place(self, index: Tensor) -> Tensor:
+        """Where in `weight` rows of the whole bank stand; −1 where another process holds them."""
+        return self.group.place(index, self.num_images)
 
     @torch.no_grad()
     def write(self, index: Tensor, z: Tensor) -> None:
         """Set rows to the direction of z."""
+        index, z = self._own(index, z)
         self.weight[index] = F.normalize(z, dim=1).to(self.weight.dtype)
+
+    def _own(self, index: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Of rows for the whole bank those that this process holds, and where."""
+        if self.group.size == 1:
+            return index, rows
+        place = self.place(index)
+        held = place >= 0
+        return place[held], rows[held]
 
     @torch.no_grad()
     def update(self, index: Tensor, z: Tensor, probabilities: Tensor | None = None) -> None:
@@ -40,6 +88,7 @@ class MemoryBank(nn.Module):
         ẑ_i = Σ_j (δ_ij − p[j, i])·z_j, the negative gradient of the batch's cross-entropy in w_i.
         """
         direction = corrected_direction(z, probabilities) if probabilities is not None else z
+        index, direction = self._own(index, direction)
         old = self.weight[index].to(z.dtype)
         moved = torch.lerp(direction, old, self.momentum)
         norm = moved.norm(dim=1, keepdim=True)

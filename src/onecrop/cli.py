@@ -10,6 +10,7 @@ from typing import Any
 
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
+from onecrop.distributed import joined
 from onecrop.embed import embed, search
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
@@ -48,7 +49,6 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
         base = earlier.recipe()  # flags then only repeat what the run was begun with
     if known.method:
         base = base.override({"method": known.method})
-
     parser = Parser(prog="onecrop pretrain", description=pretrain_verb.__doc__, allow_abbrev=False)
     parser.add_argument("data", nargs="?", help="a folder of images, or one of: " + ", ".join(SOURCES))
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
@@ -280,14 +280,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
-            print("onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass.\n")
-            for name, verb in VERBS.items():
-                print(f"  onecrop {name:<10} {verb.__doc__}")
-            print("\nonecrop VERB --help says more.")
+            verbs = [f"  onecrop {name:<10} {verb.__doc__}" for name, verb in VERBS.items()]
+            first = "onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass.\n"
+            print(first, *verbs, "\nonecrop VERB --help says more.", sep="\n")
         elif arguments[0] not in VERBS:
             raise unknown("verb", arguments[0], VERBS)
         else:
-            VERBS[arguments[0]](arguments[1:])
+            with joined(arguments[0]):  # under torchrun: with the other processes
+                VERBS[arguments[0]](arguments[1:])
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,6 @@
 """The device: which one, in which number format, how much of its memory."""
 
+import os
 from pathlib import Path
 from typing import Literal
 
@@ -10,8 +11,15 @@ from onecrop.errors import UserError
 
 
 def choose_device(name: str) -> torch.device:
+    """Of several processes on a machine, which torchrun numbers, each takes a GPU of its own."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    number = int(os.environ.get("LOCAL_RANK", "0"))
+    if name == "cuda" and number:
+        if number >= torch.cuda.device_count():
+            raise UserError(f"there is no GPU for process {number} of this machine: lower --nproc-per-node")
+        torch.cuda.set_device(number)
+        name = f"cuda:{number}"
     try:
         device = torch.device(name)
         if device.type not in ("cpu", "cuda"):

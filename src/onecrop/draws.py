@@ -45,6 +45,11 @@ class Draws(NamedTuple):
     key: Tensor  # int64 [], fold(seed, step)
     first: int
     size: int
+    total: int  # images of the global batch
+
+    def whole(self) -> "Draws":
+        """Those of every image of the global batch."""
+        return Draws(self.key, 0, self.total, self.total)
 
     def uniform(self, name: str, count: int) -> Tensor:
         """[size, count] numbers in [0, 1), each image its own."""
@@ -69,6 +74,6 @@ def shuffled(count: int, key: int, device: torch.device | str) -> Tensor:
     return _mix((_mix(numbers & MASK) + key) & MASK).argsort(stable=True)
 
 
-def draws(key: int, size: int, device: torch.device | str, first: int = 0) -> Draws:
+def draws(key: int, size: int, device: torch.device | str, first: int = 0, total: int | None = None) -> Draws:
     """`full`, not `tensor`: filling on the device needs no synchronisation."""
-    return Draws(torch.full((), key, dtype=torch.int64, device=device), first, size)
+    return Draws(torch.full((), key, dtype=torch.int64, device=device), first, size, size if total is None else total)

@@ -10,6 +10,10 @@ class UserError(ValueError):
     """Something the user can mend. The message names the thing and the remedy in one sentence."""
 
 
+class AgreedError(UserError):
+    """Raised by every process of a run alike: the first one says it."""
+
+
 class RecipeError(UserError):
     """A run folder was begun with another recipe than the one that is asked for now."""
 

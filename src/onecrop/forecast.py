@@ -18,12 +18,16 @@ from onecrop.recipe import Recipe
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 
 
-def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch.device) -> None:
-    """Refuse, before anything is built, a run whose tables alone are more than the device has free."""
+def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch.device, processes: int = 1) -> None:
+    """Refuse, before anything is built, a run whose tables alone are more than the device has free.
+
+    Of several processes, a device each, every one holds its part of what has a row an image.
+    """
     assert recipe.precision is not None, "the recipe is not resolved"
     assert recipe.batch_size is not None
     dtype = getattr(torch, recipe.precision)
     parts = METHODS[recipe.method].tables(recipe.settings, feature_dim, num_images, recipe.batch_size, dtype)
+    parts = {name: size if name == "queue" else size // processes for name, size in parts.items()}
     if "classifier" in parts:
         moments = 2 if recipe.optimizer == "adamw" else 1
         parts |= {"gradient": parts["classifier"], "momentum": moments * parts["classifier"]}
@@ -53,8 +57,8 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
-        "activations": method.crops * loader.batch_size * _saved_per_image(method.backbone, loader, image_size, dtype),
-        "loss": cosines + tables.get("logits", 0),
+        "activations": method.crops * loader.part_size * _saved_per_image(method.backbone, loader, image_size, dtype),
+        "loss": cosines + tables.get("logits", 0) // method.group.size,
     }
 
 

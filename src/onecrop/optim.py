@@ -197,8 +197,8 @@ class Lars(torch.optim.Optimizer):
                     continue
                 update = p.grad
                 if p.ndim >= 2:
-                    size, decay = p.norm(), group["weight_decay"]
-                    ratio = self.TRUST * size / (p.grad.norm() + decay * size)
+                    size, slope, decay = _norm(p, p), _norm(p.grad, p), group["weight_decay"]
+                    ratio = self.TRUST * size / (slope + decay * size)
                     ratio = torch.where(ratio.isfinite() & (ratio > 0), ratio, 1.0)  # a weight or gradient of zeros
                     update = ratio * (p.grad + decay * p)
                 if "momentum_buffer" not in self.state[p]:
@@ -206,6 +206,13 @@ class Lars(torch.optim.Optimizer):
                 buffer = self.state[p]["momentum_buffer"]
                 buffer.mul_(group["momentum"]).add_(update)
                 p.sub_(group["lr"] * buffer)
+
+
+def _norm(tensor: Tensor, of: Tensor) -> Tensor:
+    """‖tensor‖; of a table in parts that of the whole."""
+    if isinstance(of, Table) and of.group.size > 1:
+        return of.group.sum(tensor.square().sum()).sqrt()
+    return tensor.norm()
 
 
 class Choice(NamedTuple):

@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
 
 from onecrop.data.sources import Request
+from onecrop.distributed import Group
 from onecrop.errors import UserError, unknown
 from onecrop.methods import METHODS, Settings
 from onecrop.nets.backbones import Stem, check_backbone
@@ -90,6 +91,7 @@ class Recipe:
     seed: Annotated[int, "of weights, order and augmentation"] = 0
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
     precision: Annotated[Literal["float32", "bfloat16"] | None, "number format of network and bank"] = None
+    sync_batch_norm: Annotated[bool, "of several processes: normalise by the images of all"] = True
     probe: Annotated[Literal["knn", "linear-fast"], "which evaluation --probe-every runs"] = "knn"
     probe_every: Annotated[int, "evaluate every so many epochs; 0 never"] = 0
     checkpoint_seconds: Annotated[float, "save the state so often; 0 after every step"] = 60.0
@@ -136,6 +138,10 @@ class Recipe:
         """What is open here as it was chosen in `begun`: a run goes on as it was, on whatever device."""
         here, there = self.flat(), begun.flat()
         return self.override({name: there[name] for name in here if here[name] is None and there.get(name) is not None})
+
+    def agreed(self, group: Group) -> "Recipe":
+        """As the first process has it: it alone may have seen the run folder."""
+        return self if group.size == 1 else Recipe.from_json(group.said_by(0, self.to_json()))
 
     def changed(self, wanted: "Recipe") -> dict[str, tuple[Any, Any]]:
         """Field -> (value here, value wanted), where they differ and it matters to what is computed.

@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from onecrop.device import describe
 from onecrop.errors import RecipeError, UserError
 from onecrop.files import append_json_line, read_json_lines, write_atomically, write_json
 from onecrop.methods import METHODS
+from onecrop.nets import save_backbone
 from onecrop.recipe import Recipe, flag
+from onecrop.report.card import write_card
 from onecrop.tensors import load_tensors, save_tensors
 
 
@@ -119,6 +121,11 @@ class Run:
     def save(self, step: int, tensors: dict[str, Tensor]) -> None:
         save_tensors(self.checkpoint_file, tensors, {"step": step})
 
+    def finish(self, backbone: nn.Module, facts: dict[str, Any]) -> None:
+        """The card first: the backbone makes the run a finished one."""
+        write_card(self.folder)
+        save_backbone(self.backbone_file, backbone, facts)
+
     def restore(self) -> tuple[int, dict[str, Tensor]]:
         """-> step and tensors of the last checkpoint (0 and nothing where there is none); later metrics are dropped."""
         step, tensors = 0, dict[str, Tensor]()
@@ -139,8 +146,38 @@ class Run:
         return step, tensors
 
 
+class Onlooker(Run):
+    """The run folder for every process but the first, which may not even see it: nothing is written or read."""
+
+    def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None: ...
+
+    def refuse_changes(self, recipe: Recipe) -> None: ...
+
+    @contextmanager
+    def exclusively(self) -> Iterator[None]:
+        yield
+
+    def log(self, line: str) -> None: ...
+
+    def add_metrics(self, row: dict[str, Any]) -> None: ...
+
+    def add_result(self, row: dict[str, Any]) -> None: ...
+
+    def save(self, step: int, tensors: dict[str, Tensor]) -> None: ...
+
+    def restore(self) -> tuple[int, dict[str, Tensor]]:
+        return 0, {}
+
+    def finish(self, backbone: nn.Module, facts: dict[str, Any]) -> None: ...
+
+
 def provenance(
-    recipe: Recipe, fingerprint: str, num_images: int, device: torch.device, weights_sha256: str | None = None
+    recipe: Recipe,
+    fingerprint: str,
+    num_images: int,
+    device: torch.device,
+    weights_sha256: str | None = None,
+    processes: int = 1,
 ) -> dict[str, Any]:
     """What one needs to know to trust a result, or to get it again."""
     return {
@@ -148,6 +185,7 @@ def provenance(
         "seed": recipe.seed,
         "data_fingerprint": fingerprint,
         "num_images": num_images,
+        "processes": processes,
         "weights_sha256": weights_sha256,
         "crops": METHODS[recipe.method].crops,
         "networks": METHODS[recipe.method].networks,

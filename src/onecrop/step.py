@@ -1,7 +1,8 @@
 """One training step: refill the batch, forward, backward, optimiser, sums for the log.
 
 On a GPU the step is compiled, run a few times, and then captured as one CUDA graph: the host only writes the batch's
-index, its key and the learning rate, and never waits.
+index, its key and the learning rate, and never waits. Of several processes each makes the step on its part of the
+batch, not compiled, and DistributedDataParallel adds the gradients up.
 """
 
 import warnings
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
 
 from onecrop.data import Loader
 from onecrop.device import seed_step
@@ -20,12 +22,13 @@ WARM_UP = 3  # real training steps before the capture: compilation, optimiser st
 
 class TrainStep:
     def __init__(self, method: Method, optimizer: torch.optim.Optimizer, loader: Loader, seed: int, fast: bool) -> None:
-        """fast: compile and capture (CUDA only)."""
+        """fast: compile and capture (CUDA only, one process only)."""
+        fast = fast and method.group.size == 1
         self.method, self.optimizer, self.loader, self.seed, self.fast = method, optimizer, loader, seed, fast
         self.batch = loader.empty()
         self.progress = torch.zeros((), device=loader.device)
         self.sums: dict[str, Tensor] = {}  # of terms and watched values since the last reset, on the device
-        self.forward: Callable[..., dict[str, Tensor]] = method
+        self.forward: Callable[..., dict[str, Tensor]] = method if method.group.size == 1 else replicate(method)
         if fast:
             torch.compiler.reset()  # of an earlier run in this process: the compiler keeps a limited number of variants
             self.forward = torch.compile(method, dynamic=False)
@@ -76,3 +79,15 @@ class TrainStep:
     def reset_sums(self) -> None:
         for value in self.sums.values():
             value.zero_()
+
+
+def replicate(method: Method) -> DistributedDataParallel:
+    """The method with its weights as the first process has them, and gradients added up over all processes.
+
+    Tables in parts are left alone: each process has the whole gradient of its own rows. So are buffers: those that the
+    processes share they work out alike.
+    """
+    alone = [*method.shards, *(name for name, _ in method.named_buffers())]
+    alone += [f".{name}" for name in method.shards]  # so it calls, in one place, what the outermost module holds
+    DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(method, alone)
+    return DistributedDataParallel(method)

@@ -1,5 +1,6 @@
 """Pretraining: the loop, from a recipe to a run folder with a backbone in it."""
 
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -13,63 +14,71 @@ from onecrop.choices import choose_all, choose_image_size, describe_choices, set
 from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, tune
-from onecrop.errors import UserError
+from onecrop.distributed import joined, own_state, restarted, whole_state, world
+from onecrop.errors import AgreedError, UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
-from onecrop.nets import build_backbone, save_backbone
+from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Backbone, module_name
+from onecrop.nets.norms import share_norms
 from onecrop.nets.weights import hash_weights, start_from
 from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
 from onecrop.progress import EpochClock, Progress, duration, interruptible
 from onecrop.recipe import Recipe
-from onecrop.report.card import write_card
-from onecrop.runs import Run, provenance
+from onecrop.runs import Onlooker, Run, provenance
 from onecrop.step import TrainStep
 
 TIMED_STEPS = 20  # at full speed, before the run's time is forecast
 
 
+@joined()
 def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None = None) -> Path:
     """Train as the recipe says and return the run folder. A killed run continues with `resume` to the same bits.
 
     backbone: a network of your own, [B, 3, S, S] -> [B, dim], in place of the recipe's; it stays as it is.
+    Under torchrun all processes make one run, and a restarted one resumes by itself.
     """
     if backbone is not None:
         recipe = replace(recipe, backbone=module_name(backbone))
+    group, resume = world(), resume or restarted()
     device = choose_device(recipe.device)
     tune(device)
     reset_peak_memory(device)
-    run = Run(recipe.out)
-    if run.finished and resume:
+    run = Run(recipe.out) if group.first else Onlooker(recipe.out)
+    if group.said_by(0, run.finished and resume):
         run.refuse_changes(recipe)
         print(f"{run.folder} is finished: nothing to resume")
         return run.folder
     if resume and run.recipe_file.exists():
         recipe = recipe.completed(run.recipe())
     chosen = choose_image_size(recipe, device)
-    recipe = settle(recipe, chosen)
+    recipe = settle(recipe, chosen).agreed(group)
     images = load(recipe.data, "train", recipe.request())
+    images.need_same(group)
     chosen |= choose_all(recipe, images, device)
-    recipe = settle(recipe, chosen)
-    begun = run.checkpoint_file.exists()  # then the weights to start from are behind us
+    recipe = settle(recipe, chosen).agreed(group)
+    begun = group.said_by(0, run.checkpoint_file.exists())  # then the weights to start from are behind us
     network = build_network(replace(recipe, weights=None) if begun else recipe, backbone)
-    need_memory(recipe, network.dim, len(images), device)
+    need_memory(recipe, network.dim, len(images), device, group.size)
     sets = None
     if recipe.probe_every:
         sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
     assert recipe.batch_size is not None
-    loader = Loader(images, recipe.batch_size, device, recipe.seed)
-    training = Training(recipe, run, loader, build_method(recipe, len(images), network), sets)
+    loader = Loader(images, recipe.batch_size, device, recipe.seed, group)
+    method = build_method(recipe, len(images), network)
+    if group.size > 1 and recipe.sync_batch_norm:
+        share_norms(method, group, recipe.batch_size, device)
+    training = Training(recipe, run, loader, method, sets)
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
-    run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256), resume)
+    run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)
     with run.exclusively():
         for line in describe_choices(chosen):
             run.say(line)
         run.say(
             f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; "
             f"{recipe.backbone}, {recipe.stem or 'its own'} stem; {recipe.method}, {recipe.optimizer} lr {recipe.lr:g}"
-            f"; {describe(device)}, {recipe.precision}"
+            f"; {f'{group.size} × ' * (group.size > 1)}{describe(device)}, {recipe.precision}"
         )
         training.restore()
         training.run_to_end()
@@ -112,7 +121,7 @@ class Training:
         assert recipe.image_size is not None
         assert recipe.precision is not None
         self.peak_lr, self.image_size, self.dtype = recipe.lr, recipe.image_size, getattr(torch, recipe.precision)
-        self.method = method.to(self.device).to(memory_format=torch.channels_last)
+        self.method, self.group = method.to(self.device).to(memory_format=torch.channels_last), method.group
         lr = torch.tensor(self.peak_lr, device=self.device)
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
             self.method.parameters(), lr, recipe.momentum, recipe.weight_decay
@@ -131,7 +140,7 @@ class Training:
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
         self.run.say(describe_memory(forecast_memory(self.method, self.loader, self.image_size, self.dtype)))
-        self.progress = Progress()
+        self.progress = Progress(None if self.group.first else sys.stdout)
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()
         with interruptible() as interrupted:
@@ -148,17 +157,15 @@ class Training:
                 if timed_from is not None and self.step == timed_from + TIMED_STEPS:
                     self._expect(self._since(warm))
                 self._report()
-                if (
-                    interrupted
-                    or self.step == self.total_steps
-                    or (time.monotonic() - last_saved >= self.recipe.checkpoint_seconds)
-                ):
+                due = time.monotonic() - last_saved >= self.recipe.checkpoint_seconds
+                stop, due = self.group.any(bool(interrupted), due)
+                if stop or due or self.step == self.total_steps:
                     begun = time.monotonic()
                     self._save()
                     last_saved = time.monotonic()
                     self.epoch.exclude(last_saved - begun)
-                if interrupted:
-                    raise UserError(
+                if stop:
+                    raise AgreedError(
                         f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
                         f"continue with `onecrop pretrain --out {quote(str(self.run.folder))} --resume`"
                     )
@@ -200,7 +207,7 @@ class Training:
             kept = (
                 f"; the last good state is in {self.run.checkpoint_file}" if self.run.checkpoint_file.exists() else ""
             )
-            raise UserError(
+            raise AgreedError(
                 f"{bad[0]} is not a finite number at step {self.step}: try a lower --lr with another --out{kept}"
             )
         return means
@@ -232,6 +239,7 @@ class Training:
 
     def _probe(self, epoch: int) -> None:
         self.method.eval()
+        self.group.adopt(self.method.backbone.buffers())  # running statistics, where each process had its own
         probe = Probe(self.image_size, self.device, self.recipe.seed)
         assert self.sets is not None
         row = run_probe(self.recipe.probe, self.method.backbone, self.sets, probe)
@@ -246,13 +254,16 @@ class Training:
             raise UserError(f"{broken[0]} is not finite at step {self.step}: lower --lr; the last checkpoint is kept")
         state |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer, self.method).items()}
         state |= {f"sums.{k}": v for k, v in self.train_step.sums.items()}
-        self.run.save(self.step, state)
+        self.run.save(self.step, whole_state(state, self.method.shards, self.loader.num_images, self.group))
+        self.group.wait()  # nobody goes on, or ends, before it is written
 
     def restore(self) -> None:
         """Go back to the run's last checkpoint, where it has one."""
-        self.step, tensors = self.run.restore()
+        step, tensors = self.run.restore()
+        self.step = self.group.said_by(0, step)
         if not self.step:
             return
+        tensors = own_state(tensors, self.method.shards, self.group)
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
@@ -275,6 +286,5 @@ class Training:
             "epoch": self.epochs,
             "seed": self.recipe.seed,
         }
-        write_card(self.run.folder)  # before the backbone, which makes the run a finished one
-        save_backbone(self.run.backbone_file, self.method.backbone, facts)
+        self.run.finish(self.method.backbone, facts)
         self.run.say(f"finished: {self.run.backbone_file}")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from onecrop.data.reader import Reader
+from onecrop.distributed import ALONE, Group
 from onecrop.draws import Draws, draws, fold, shuffled
 from onecrop.errors import UserError
 
@@ -20,12 +21,12 @@ RESIDENT_SHARE = 0.5
 
 
 class Batch(NamedTuple):
-    """All a method may know, already on the device."""
+    """All a method may know, already on the device. Of several processes each has b of the B images."""
 
-    images: Tensor  # uint8 [B, 3, R, R], not augmented
-    index: Tensor  # type: ignore[assignment]  # int64 [B], row of each image in its data set
-    aspect: Tensor  # float32 [B], true width / height (images are stored square)
-    draws: Draws  # this step's random numbers
+    images: Tensor  # uint8 [b, 3, R, R], not augmented
+    index: Tensor  # type: ignore[assignment]  # int64 [B], row of each image of the whole batch in its data set
+    aspect: Tensor  # float32 [b], true width / height (images are stored square)
+    draws: Draws  # this step's random numbers, of the b images
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,18 @@ class ImageSet:
             key=None if self.key is None else hashlib.blake2b(self.key.encode() + index.tobytes()).hexdigest()[:32],
         )
 
+    def need_same(self, group: Group) -> None:
+        """Every process must see what the first one sees."""
+        if group.size == 1:
+            return
+        here = [len(self), self.fingerprint]
+        there = group.said_by(0, here)
+        if here != there:
+            raise UserError(
+                f"{self.name} holds {here[0]:,} images here, and not the {there[0]:,} that rank 0 sees: "
+                "give every machine the same ones"
+            )
+
     def need_labels(self) -> NDArray[np.int64]:
         if self.labels is None:
             raise UserError(f"{self.name} has no labels, and this evaluation needs them: sort it into class folders")
@@ -78,14 +91,23 @@ def subset_index(total: int, count: int, seed: int) -> NDArray[np.int64]:
 
 
 class Loader:
-    """Batches as a function of the step. The set lives on the device when it fits, else a reader fetches ahead."""
+    """Batches as a function of the step. The set lives on the device when it fits, else a reader fetches ahead.
 
-    def __init__(self, images: ImageSet, batch_size: int, device: torch.device, seed: int) -> None:
+    Of several processes each reads its part of every batch; the order is that of one process.
+    """
+
+    def __init__(
+        self, images: ImageSet, batch_size: int, device: torch.device, seed: int, group: Group = ALONE
+    ) -> None:
         if len(images) < 2:
             raise UserError(f"{images.name} has one image, and a batch needs two to tell apart: give it more")
         if batch_size > len(images):
             raise UserError(f"the batch of {batch_size} is larger than the {len(images)} images: lower --batch-size")
+        if batch_size < group.size:
+            raise UserError(f"a batch of {batch_size} leaves some of {group.size} processes without an image: raise it")
         self.batch_size, self.device, self.seed = batch_size, device, seed
+        self.part = group.part(batch_size)  # of each batch, for this process
+        self.part_size = self.part.stop - self.part.start
         self.num_images = len(images)
         self.batches_per_epoch = len(images) // batch_size  # the last incomplete batch is dropped
         self.aspect = torch.from_numpy(images.true_aspect).to(device)
@@ -93,7 +115,7 @@ class Loader:
         self.resident = device.type != "cuda" or images.images.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info()[0]
         if self.resident:
             self.images = self.images.to(device)
-        self._reader = None if self.resident else Reader(self.images, batch_size, self._index, device)
+        self._reader = None if self.resident else Reader(self.images, batch_size, self._index, device, self.part)
         self._epoch, self._order = -1, torch.empty(0)
 
     @property
@@ -103,10 +125,10 @@ class Loader:
 
     def empty(self) -> Batch:
         """Room for a batch, to be refilled step by step."""
-        images = torch.empty(self.batch_size, *self.images.shape[1:], dtype=torch.uint8, device=self.device)
+        images = torch.empty(self.part_size, *self.images.shape[1:], dtype=self.images.dtype, device=self.device)
         index = torch.zeros(self.batch_size, dtype=torch.int64, device=self.device)
-        aspect = torch.empty(self.batch_size, dtype=torch.float32, device=self.device)
-        return Batch(images, index, aspect, draws(0, self.batch_size, self.device))
+        aspect = torch.empty(self.part_size, dtype=torch.float32, device=self.device)
+        return Batch(images, index, aspect, draws(0, self.part_size, self.device, self.part.start, self.batch_size))
 
     def batch(self, step: int) -> Batch:
         """The batch of a training step, a function of seed and step alone."""
@@ -116,7 +138,7 @@ class Loader:
         """Write the batch of `step` into `batch`, without a synchronisation where the data are on the device."""
         if self._reader is None:
             batch.index.copy_(self._index(step))
-            torch.index_select(self.images, 0, batch.index, out=batch.images)
+            torch.index_select(self.images, 0, batch.index[self.part], out=batch.images)
         else:
             self._reader.fetch(step, batch.images, batch.index)
         return self._complete(batch, fold(self.seed, "step", step))
@@ -127,14 +149,14 @@ class Loader:
             index = torch.arange(start, start + self.batch_size, device=self.images.device) % self.num_images
             batch = self.empty()
             batch.index.copy_(index)
-            batch.images.copy_(self.images.index_select(0, index))
+            batch.images.copy_(self.images.index_select(0, index[self.part]))
             yield (
                 self._complete(batch, fold(self.seed, "in order", number)),
                 min(self.batch_size, self.num_images - start),
             )
 
     def _complete(self, batch: Batch, key: int) -> Batch:
-        torch.index_select(self.aspect, 0, batch.index, out=batch.aspect)
+        torch.index_select(self.aspect, 0, batch.index[self.part], out=batch.aspect)
         batch.draws.key.fill_(key)
         return batch
 

@@ -24,10 +24,11 @@ class Reader:
     """memory map → pinned buffer (background thread) → staging buffer on the GPU (own stream) → the batch."""
 
     def __init__(
-        self, images: Tensor, batch_size: int, index_of: Callable[[int], Tensor], device: torch.device
+        self, images: Tensor, batch_size: int, index_of: Callable[[int], Tensor], device: torch.device, part: slice
     ) -> None:
-        self.images, self.index_of = images, index_of
-        shape = (batch_size, *images.shape[1:])
+        """part: the images of each batch that are read here; the index is that of the whole batch."""
+        self.images, self.index_of, self.part = images, index_of, part
+        shape = (part.stop - part.start, *images.shape[1:])
         self.slots = [
             _Slot(
                 torch.empty(shape, dtype=torch.uint8, pin_memory=True),
@@ -77,7 +78,7 @@ class Reader:
         slot = self.slots[step % AHEAD]
         slot.copied.synchronize()  # in this thread alone: the slot's last batch has left it
         slot.index.copy_(self.index_of(step))
-        torch.index_select(self.images, 0, slot.index, out=slot.images)
+        torch.index_select(self.images, 0, slot.index[self.part], out=slot.images)
         with torch.cuda.stream(self.stream):
             slot.on_device.copy_(slot.images, non_blocking=True)
             slot.index_on_device.copy_(slot.index, non_blocking=True)

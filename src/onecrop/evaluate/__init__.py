@@ -13,6 +13,7 @@ from torch import nn
 from onecrop.data import ImageSet
 from onecrop.data.sources import Labelled, Request, load_labelled
 from onecrop.device import choose_device
+from onecrop.distributed import joined, world
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate.features import Probe
 from onecrop.evaluate.knn import knn
@@ -30,6 +31,7 @@ EVALUATIONS: dict[str, Callable[[nn.Module, ImageSet, ImageSet, Probe], dict[str
 }
 
 
+@joined()
 def evaluate(
     run: Path | str,
     data: str | None = None,
@@ -45,6 +47,7 @@ def evaluate(
     """Score a run's backbone and, as baselines, raw pixels and the same net untrained; results.jsonl gets the rows.
 
     backbone: the module that the run was given, where it came from Python; it stays as it is.
+    Under torchrun the processes share the work, and the first one writes.
     """
     for name in evaluations:
         if name not in EVALUATIONS:
@@ -74,11 +77,13 @@ def evaluate(
             row = run_probe(name, network, sets, probe)
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
             rows.append(row)
+            if not world().first:
+                continue
             try:
                 append_json_line(folder / "results.jsonl", row)
             except UserError as error:  # the figure is worth more than the file
                 print(f"onecrop: {error}", file=sys.stderr)
-    if begun:
+    if begun and world().first:
         try:
             write_card(folder)
         except UserError as error:

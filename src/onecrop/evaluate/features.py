@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onecrop.augment import CROP_TRIES, central_crop, crop_boxes, normalise, resample
 from onecrop.data import ImageSet
+from onecrop.distributed import world
 from onecrop.draws import draws, fold
 from onecrop.errors import UserError
 
@@ -29,12 +30,16 @@ def assert_frozen(backbone: nn.Module) -> None:
     assert not any(module.training for module in backbone.modules()), "evaluation needs the backbone in eval mode"
 
 
-def batches(images: ImageSet, device: torch.device) -> Iterator[tuple[Tensor, Tensor]]:
-    """(uint8 images, aspect) of every image, in order, the last incomplete batch included."""
-    for start in range(0, len(images), BATCH):
-        part = slice(start, start + BATCH)
+def batches(images: ImageSet, device: torch.device) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """(number, uint8 images, aspect) of every batch, in order, the last incomplete one included.
+
+    Of several processes each gets its part of the batches: whole ones, so that the bits do not depend on their number.
+    """
+    total = -(-len(images) // BATCH)
+    for number in range(total)[world().part(total)]:
+        part = slice(number * BATCH, (number + 1) * BATCH)
         pixels = torch.from_numpy(np.ascontiguousarray(images.images[part])).to(device)
-        yield pixels, torch.from_numpy(images.true_aspect[part]).to(device)
+        yield number, pixels, torch.from_numpy(images.true_aspect[part]).to(device)
 
 
 def random_view(pixels: Tensor, aspect: Tensor, size: int, key: int, crop_scale: float) -> Tensor:
@@ -49,16 +54,16 @@ def random_view(pixels: Tensor, aspect: Tensor, size: int, key: int, crop_scale:
 def extract(
     backbone: nn.Module, images: ImageSet, probe: Probe, view: int | None = None, crop_scale: float = 1.0
 ) -> Tensor:
-    """[N, dim] float32 features of the central crops, or of the `view`-th random crops."""
+    """[N, dim] float32 features of the central crops, or of the `view`-th random crops; on every process all."""
     assert_frozen(backbone)
     parts = []
-    for number, (pixels, aspect) in enumerate(batches(images, probe.device)):
+    for number, pixels, aspect in batches(images, probe.device):
         if view is None:
             x = central_crop(pixels, aspect, probe.image_size)
         else:
             x = random_view(pixels, aspect, probe.image_size, fold(probe.seed, "view", view, number), crop_scale)
         parts.append(embed(backbone, x))
-    features = torch.cat(parts)
+    features = world().concatenate(torch.cat(parts) if parts else torch.empty(0, 0, device=probe.device))
     if not features.isfinite().all():
         raise UserError(f"the backbone gives features of {images.name} that are not finite numbers: pretrain it again")
     return features

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onecrop.data import ImageSet
+from onecrop.distributed import world
 from onecrop.evaluate.features import Probe, extract, labels_on
 
 TEMPERATURE = 0.1
@@ -24,16 +25,17 @@ def knn(backbone: nn.Module, train: ImageSet, test: ImageSet, probe: Probe) -> d
 
 
 def knn_predict(bank: Tensor, labels: Tensor, queries: Tensor, k: int, temperature: float) -> Tensor:
-    """The class with the largest Σ exp(cosine / T) over the k nearest -> [queries]."""
+    """The class with the largest Σ exp(cosine / T) over the k nearest -> [queries]; several processes share them."""
     bank, queries = F.normalize(bank, dim=1), F.normalize(queries, dim=1)
     classes = int(labels.max()) + 1
-    out = []
-    for chunk in queries.split(CHUNK):
+    out = [labels[:0]]
+    chunks = queries.split(CHUNK)
+    for chunk in chunks[world().part(len(chunks))]:
         similarity, nearest = (chunk @ bank.T).topk(k, dim=1)
         votes = torch.zeros(len(chunk), classes, device=bank.device, dtype=bank.dtype)
         votes.scatter_add_(1, labels[nearest], ((similarity - 1) / temperature).exp())
         out.append(votes.argmax(1))
-    return torch.cat(out)
+    return world().concatenate(torch.cat(out))
 
 
 def nearest(features: Tensor, queries: Tensor, count: int) -> Tensor:

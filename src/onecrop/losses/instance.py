@@ -12,7 +12,8 @@
 
 The closed forms above are values only: differentiating them would send a gradient through u, which is a constant.
 The rows need no gradient, so loss and dz are sums over the rows: a bank too large for one block of cosines is read
-twice, block by block, and nothing of size B×N is ever held.
+twice, block by block, and nothing of size B×N is ever held. For the same reason the rows may lie on several processes:
+each reads its own ones for all images, the statistics of all are put together, and each adds its part of dz.
 """
 
 from typing import Literal, NamedTuple
@@ -20,6 +21,8 @@ from typing import Literal, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from onecrop.distributed import ALONE, Group
 
 KL = Literal["sqrt", "l1", "l2", "none"]
 # ∂/∂q of each variant, as a multiple of π(q − E)
@@ -69,6 +72,7 @@ def instance_loss(
     mix: Tensor | float = 1.0,  # [] or [B] weight of `target` against `mixed_target`
     mask: Tensor | None = None,  # bool [N] or [B, N]: rows left out (duplicates); never an image's own
     relation: Relation | None = None,  # neighbours of the image's own row as part of the target
+    group: Group = ALONE,  # of several processes each has some of the rows; targets elsewhere are −1
 ) -> InstanceLoss:
     """Both losses over all rows. Works out dz in its forward pass and keeps only that, so that the rows may be written
     before `backward`.
@@ -81,13 +85,15 @@ def instance_loss(
     constant = z.detach()
     mixed_target = target if mixed_target is None else mixed_target
     with torch.no_grad():
-        own = rows[target].to(z.dtype)  # [B, D]
+        own = group.fetch(rows, target).to(z.dtype)  # [B, D]
         weight = mix.to(z.dtype).expand(len(z)) if isinstance(mix, Tensor) else z.new_full((len(z),), mix)
-        mixture = torch.lerp(rows[mixed_target].to(z.dtype), own, weight[:, None])
+        other = own if mixed_target is target else group.fetch(rows, mixed_target).to(z.dtype)
+        mixture = torch.lerp(other, own, weight[:, None])
         if relation is not None:
             share = torch.as_tensor(relation.weight, dtype=z.dtype, device=z.device)
-            mixture = torch.lerp(mixture, related(rows, target, relation.temperature, mask, z.dtype), share)
-        normalisers, hit, dz = _read(constant, rows, target, mask, temperature, kl_temperature, kl, kl_weight)
+            neighbours = related(rows, target, relation.temperature, mask, z.dtype, group)
+            mixture = torch.lerp(mixture, neighbours, share)
+        normalisers, hit, dz = _read(constant, rows, target, mask, temperature, kl_temperature, kl, kl_weight, group)
         lse_s, lse_q, lse_half, mean_q = normalisers
         # dz[0]: Σ_k p_k·w_k / T, to which the targets are added; dz[1], where apart: that of the KL term
         dz[0].sub_(mixture, alpha=1 / temperature)
@@ -116,18 +122,23 @@ def _read(
     t_kl: float,
     kl: str,
     kl_weight: float | None,
+    group: Group,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor, list[Tensor]]:
     """-> (lse(s), lse(q), lse(q/2), E); is the own row the nearest; Σ_k (∂/∂c_k)·w_k of both terms, or of each."""
     if z.is_cuda and mask is None and (kl == "none" or kl_weight is not None):
         from onecrop.losses import sweep
 
-        if sweep.takes(rows.shape[1], rows.dtype, t, t_kl):
+        if sweep.takes(rows.shape[1], rows.dtype, t, t_kl) and len(rows):
             operand = z.to(rows.dtype)
             best, sums = sweep.statistics(operand, rows, target, t, t_kl)
-            normalisers = _normalisers(torch.ones_like(best), sums, t, t_kl)
+            cosine = (operand.float() * rows[target].float()).sum(-1)
+            one, hit = torch.ones_like(best), cosine > best
+            if group.size > 1:
+                best = torch.maximum(best, cosine)
+            one, sums, hit = _put_together(one, sums, best, hit, target, t, t_kl, group)
+            normalisers = _normalisers(one, sums, t, t_kl)
             factor = KL_SLOPE[kl] / t_kl * (kl_weight or 0.0)
-            hit = (operand.float() * rows[target].float()).sum(-1) > best
-            return normalisers, hit, [sweep.gradient(operand, rows, normalisers, t, t_kl, factor)]
+            return normalisers, hit, [group.sum(sweep.gradient(operand, rows, normalisers, t, t_kl, factor))]
     if z.is_cuda and z.dtype == torch.float32:
         from onecrop.losses.kernels import add_statistics, slopes
     else:
@@ -146,6 +157,7 @@ def _read(
     for block in blocks:
         c = cosines(block)
         add_statistics(c, block.start, best, nearest, sums, t, t_kl)
+    best, sums, hit = _put_together(best, sums, best, nearest == target, target, t, t_kl, group)
     normalisers = _normalisers(best, sums, t, t_kl)
     slope = None if kl == "none" else KL_SLOPE[kl]
     dz: list[Tensor] = []
@@ -154,7 +166,35 @@ def _read(
         parts = slopes(c, normalisers, t, t_kl, slope, kl_weight, rows.dtype)
         parts = [_product(part, rows[block], z.dtype) for part in parts]
         dz = [total.add_(part) for total, part in zip(dz, parts, strict=True)] if dz else parts
-    return normalisers, nearest == target, dz
+    if not dz:  # a process without rows
+        dz = [torch.zeros_like(z) for _ in range(2 if slope is not None and kl_weight is None else 1)]
+    return normalisers, hit, [group.sum(part) for part in dz]
+
+
+def _put_together(
+    reference: Tensor,
+    sums: Tensor,
+    best: Tensor,
+    hit: Tensor,
+    target: Tensor,
+    t: float,
+    t_kl: float,
+    group: Group,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Statistics of all processes' rows from those of each -> reference [B], sums [4, B] relative to it, hit [B].
+
+    best, hit: the highest cosine among the rows of this process, and whether it is the own row's.
+    """
+    if group.size == 1:
+        return reference, sums, hit
+    mine = [reference[None], sums, best[None], (hit & (target >= 0)).to(sums.dtype)[None]]
+    parts = group.stack(torch.cat(mine))  # [size, 7, B]
+    reference = parts[:, 0].amax(0)
+    shift = parts[:, 0] - reference  # [size, B]
+    scale = torch.stack([(shift / t).exp(), (shift / t_kl).exp(), (shift / (2 * t_kl)).exp(), (shift / t_kl).exp()], 1)
+    parts[:, 4] += parts[:, 2] * shift
+    winner = parts[:, 5].argmax(0, keepdim=True)  # the first of equals, which holds the lower rows
+    return reference, (parts[:, 1:5] * scale).sum(0), parts[:, 6].gather(0, winner)[0] > 0
 
 
 def loss_bytes(batch: int, num_rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> int:
@@ -170,23 +210,30 @@ def loss_bytes(batch: int, num_rows: int, dim: int, dtype: torch.dtype, device: 
 
 def _blocks(batch: int, num_rows: int) -> list[slice]:
     """The bank in blocks of rows: one, where all cosines may be held at a time."""
+    if not num_rows:
+        return []
     width = num_rows if batch * num_rows <= DENSE_ELEMENTS else max(1, BLOCK_ELEMENTS // batch)
     return [slice(start, min(start + width, num_rows)) for start in range(0, num_rows, width)]
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # as above
 @torch.no_grad()
-def related(rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: torch.dtype) -> Tensor:
+def related(
+    rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: torch.dtype, group: Group = ALONE
+) -> Tensor:
     """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel: the neighbours of each own row -> [B, D] in `dtype`.
 
     Cosines of unit rows are at most 1: exponentials relative to that add up from block to block.
     """
-    own = rows[target]
+    own = group.fetch(rows, target)
     if own.is_cuda and mask is None:
         from onecrop.losses import sweep
 
-        if sweep.takes(rows.shape[1], rows.dtype, t):
-            return sweep.relation(own, rows, target, t).to(dtype)
+        if sweep.takes(rows.shape[1], rows.dtype, t) and len(rows):
+            if group.size == 1:
+                return sweep.relation(own, rows, target, t).to(dtype)
+            out, total = sweep.neighbours(own, rows, target, t)
+            return (group.sum(out) / group.sum(total)[:, None]).to(dtype)
     total, out = torch.zeros(len(own), dtype=dtype, device=own.device), torch.zeros_like(own, dtype=dtype)
     for block in _blocks(len(own), len(rows)):
         c = _product(own, rows[block].T, dtype)
@@ -197,7 +244,7 @@ def related(rows: Tensor, target: Tensor, t: float, mask: Tensor | None, dtype: 
         e = ((c - 1) / t).exp().masked_fill_(left_out, 0)
         total += e.sum(-1)
         out += _product(e, rows[block], dtype)
-    return out / total[:, None]
+    return group.sum(out) / group.sum(total)[:, None]
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:

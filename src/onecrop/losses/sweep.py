@@ -166,10 +166,16 @@ def gradient(
     return dz.sum(0)
 
 
-def relation(own: Tensor, rows: Tensor, target: Tensor, t: float) -> Tensor:
-    """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel -> [B, D]."""
+def neighbours(own: Tensor, rows: Tensor, target: Tensor, t: float) -> tuple[Tensor, Tensor]:
+    """Σ_k e_k·w_k [B, D] and Σ_k e_k [B] over k ≠ i, with e = exp((w_i·w_k − 1) / T_rel)."""
     sizes, grid, part = _plan(own, rows)
     total = torch.empty(grid[1], len(own), device=own.device)
     out = torch.empty(grid[1], *own.shape, device=own.device)
     _relation_kernel[grid](own, rows, target, total, out, len(own), len(rows), part, LOG2_E / t, **sizes)
-    return out.sum(0) / total.sum(0)[:, None]
+    return out.sum(0), total.sum(0)
+
+
+def relation(own: Tensor, rows: Tensor, target: Tensor, t: float) -> Tensor:
+    """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel -> [B, D]."""
+    out, total = neighbours(own, rows, target, t)
+    return out / total[:, None]

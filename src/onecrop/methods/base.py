@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from onecrop.augment import Augment
 from onecrop.data import Batch, Loader
+from onecrop.distributed import world
 from onecrop.nets.backbones import SMALL_IMAGE, Backbone
 
 
@@ -29,16 +30,22 @@ class Method(nn.Module, ABC):
     Settings: ClassVar[type[Settings]] = Settings
     crops: ClassVar[int] = 1  # views of an image in a step
     networks: ClassVar[int] = 1  # backbones in memory
+    shards: ClassVar[tuple[str, ...]] = ()  # tensors of one row an image, of which each process holds a part
     backbone: Backbone
     watch: dict[str, Tensor]  # what progress shows beside the terms; set by `forward`, without gradient
 
     def __init__(self, backbone: Backbone, dtype: torch.dtype) -> None:
         super().__init__()
         self.backbone, self.dtype = backbone, dtype  # dtype: of the network's products and of a bank
+        self.group = world()
 
     @abstractmethod
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        """Named loss terms; the objective is their sum."""
+        """Named loss terms of the whole batch; the objective is their sum. Every process returns the same ones."""
+
+    def gather(self, features: Tensor, batch: Batch) -> Tensor:
+        """Features of this process' images -> of the whole batch, in float32 at least."""
+        return self.group.gather(wide(features), len(batch.index))
 
     @classmethod
     def tables(
@@ -63,6 +70,11 @@ def augmentation(settings: Settings, image_size: int) -> Augment:
         settings.grey_probability,
         settings.blur_probability if image_size > SMALL_IMAGE else 0.0,
     )
+
+
+def wide(features: Tensor) -> Tensor:
+    """In float32 at least: losses are not worked out in a short format."""
+    return features.to(torch.promote_types(features.dtype, torch.float32))
 
 
 def spread(z: Tensor) -> Tensor:

@@ -50,9 +50,9 @@ class Byol(Method):
             for view in ("first", "second")
         ]
         with autocast(views[0], self.dtype):
-            p1, p2 = (self.predictor(self.projector(self.backbone(x))).float() for x in views)
+            p1, p2 = (self.gather(self.predictor(self.projector(self.backbone(x))), batch) for x in views)
             with torch.no_grad():
-                z1, z2 = (self.target_projector(self.target_backbone(x)).float() for x in views)
+                z1, z2 = (self.gather(self.target_projector(self.target_backbone(x)), batch) for x in views)
         a, b = F.normalize(z1, dim=1), F.normalize(z2, dim=1)
         self.watch = {"accuracy": pair_accuracy(a, b), "spread": spread(a)}
         return {"distance": 4 + 2 * (negative_cosine(p1, z2) + negative_cosine(p2, z1))}  # Σ over views of 2 − 2·cos

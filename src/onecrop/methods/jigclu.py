@@ -48,20 +48,29 @@ class Jigclu(Method):
         self.augment = augmentation(settings, image_size // 2)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
-        size = len(batch.images)
-        patches = self.patches(batch)  # [4B, 3, S/2, S/2], corner by corner
+        size = len(batch.index)
+        patches = self.patches(batch)  # [4b, 3, S/2, S/2], corner by corner
         order = batch.draws.once("jigsaw", 4 * size).argsort()
         image, corner = order % size, order // size  # of each place in the stitched pictures
+        if self.group.size == 1:
+            shuffled = patches[order]
+        else:  # an image's patches lie together: each process has a contiguous part of them
+            by_image = patches.unflatten(0, (4, -1)).transpose(0, 1).flatten(0, 1)
+            shuffled = self.group.take(by_image, 4 * image + corner, unit=4)
         with autocast(patches, self.dtype):
-            maps = feature_map(self.backbone, stitch(patches[order]))  # [B, C, h, w]
-            quarters = cut(F.adaptive_avg_pool2d(maps, 2))  # [4B, C], in the order of the patches
-            z, where = self.head(quarters), self.locate(quarters)
-        z = F.normalize(z.float(), dim=1)
+            maps = feature_map(self.backbone, stitch(shuffled))  # [b, C, h, w]
+            quarters = cut(F.adaptive_avg_pool2d(maps, 2))  # [4b, C], in the order of the patches
+            z, where = (self.of_all(head(quarters), batch) for head in (self.head, self.locate))  # [4B, …]
+        z = F.normalize(z, dim=1)
         self.watch = {"accuracy": cluster_accuracy(z, image), "spread": spread(z)}
         return {
             "clustering": patch_clustering(z, image, self.settings.temperature),
-            "location": self.settings.location_weight * F.cross_entropy(where.float(), corner),
+            "location": self.settings.location_weight * F.cross_entropy(where, corner),
         }
+
+    def of_all(self, patches: Tensor, batch: Batch) -> Tensor:
+        """[4b, …] of this process' pictures -> [4B, …] of all."""
+        return self.gather(patches.unflatten(0, (-1, 4)), batch).flatten(0, 1)
 
     def patches(self, batch: Batch) -> Tensor:
         """From each of the picture's overlapping corners a random crop, recoloured on its own -> [4B, 3, S/2, S/2]."""

@@ -61,7 +61,7 @@ class Moco(Method):
             for view in ("query", "key")
         )
         with autocast(query_view, self.dtype):
-            query = F.normalize(self.head(self.backbone(query_view)).float(), dim=1)  # [B, D]
+            query = F.normalize(self.gather(self.head(self.backbone(query_view)), batch), dim=1)  # [B, D]
             with torch.no_grad():
                 key = self.keys(key_view, batch)
         # a copy: the queue is written before the backward pass reads it
@@ -71,9 +71,10 @@ class Moco(Method):
         return {"info_nce": loss}
 
     def keys(self, x: Tensor, batch: Batch) -> Tensor:
-        order = batch.draws.uniform("shuffle", 1)[:, 0].argsort()
-        shuffled = self.key_head(self.key_backbone(x[order]))
-        return F.normalize(shuffled[order.argsort()].float(), dim=1)
+        """Of the whole batch [B, D]; shuffled across all processes, too."""
+        order = batch.draws.whole().uniform("shuffle", 1)[:, 0].argsort()
+        shuffled = self.gather(self.key_head(self.key_backbone(self.group.take(x, order))), batch)
+        return F.normalize(shuffled[order.argsort()], dim=1)
 
     def after_step(self, progress: Tensor) -> None:
         momentum = torch.full_like(progress, self.settings.key_momentum)

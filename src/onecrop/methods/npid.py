@@ -34,6 +34,7 @@ class Npid(Method):
     """non-parametric instance discrimination: random bank, plain update, proximal term"""
 
     Settings = NpidSettings
+    shards = ("bank.weight",)
     normaliser: Tensor  # Z, estimated once from the first batch; 0 until then
 
     def __init__(
@@ -42,7 +43,7 @@ class Npid(Method):
         super().__init__(backbone, dtype)
         self.settings = settings
         self.head = nn.Linear(backbone.dim, settings.dim)
-        self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
+        self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype, self.group)
         self.register_buffer("normaliser", torch.zeros(()))
         self.augment = augmentation(settings, image_size)
 
@@ -57,11 +58,17 @@ class Npid(Method):
         x = self.augment(batch.images, batch.aspect, batch.draws)
         with autocast(x, self.dtype):
             features = self.head(self.backbone(x.contiguous(memory_format=torch.channels_last)))
-        z = F.normalize(features.float(), dim=1)  # [B, D]
+        z = F.normalize(self.gather(features, batch), dim=1)  # [B, D]
         own = self.bank.rows(batch.index).to(z.dtype)
         if s.objective == "softmax":
             out = instance_loss(
-                z, self.bank.weight, batch.index, temperature=s.temperature, kl_temperature=1.0, kl="none"
+                z,
+                self.bank.weight,
+                self.bank.place(batch.index),
+                temperature=s.temperature,
+                kl_temperature=1.0,
+                kl="none",
+                group=self.group,
             )
             terms, accuracy = {"cross_entropy": out.cross_entropy}, out.accuracy
         else:
@@ -73,11 +80,10 @@ class Npid(Method):
 
     def estimate(self, z: Tensor, own: Tensor, batch: Batch) -> tuple[dict[str, Tensor], Tensor]:
         """Noise-contrastive estimation -> its term, and how often the own row beats the drawn ones."""
-        count, total = self.settings.noise_samples, len(self.bank.weight)
-        drawn = (batch.draws.uniform("noise", count) * total).long()  # [B, m], uniform with replacement
-        noise = self.bank.rows(drawn).to(z.dtype)  # [B, m, D]
+        count, total = self.settings.noise_samples, self.bank.num_images
+        drawn = (batch.draws.whole().uniform("noise", count) * total).long()  # [B, m], uniform with replacement
         own_cosine = (z * own).sum(1)
-        noise_cosine = torch.bmm(noise, z[:, :, None])[:, :, 0]  # [B, m]
+        noise_cosine = self.cosines(z, drawn)
         positive = (own_cosine / self.settings.temperature).exp()
         negatives = (noise_cosine / self.settings.temperature).exp()
         with torch.no_grad():
@@ -85,3 +91,14 @@ class Npid(Method):
             self.normaliser.copy_(torch.where(self.normaliser == 0, estimate, self.normaliser))
         loss = noise_contrastive(positive, negatives, self.normaliser.clone(), total)
         return {"nce": loss}, (own_cosine > noise_cosine.amax(1)).float().mean()
+
+    def cosines(self, z: Tensor, drawn: Tensor) -> Tensor:
+        """Of each feature with the rows drawn for it -> [B, m]; each process works out those of the rows it holds."""
+        if self.group.size == 1:
+            noise = self.bank.rows(drawn).to(z.dtype)  # [B, m, D]
+            return torch.bmm(noise, z[:, :, None])[:, :, 0]
+        place = self.bank.place(drawn)
+        image, number = (place >= 0).nonzero(as_tuple=True)
+        rows = self.bank.weight[place[image, number]].to(z.dtype)
+        cosines = z.new_zeros(drawn.shape).index_put((image, number), (self.group.fan_out(z)[image] * rows).sum(1))
+        return self.group.total(cosines)

@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onecrop.augment import CutMix
-from onecrop.bank import Table
+from onecrop.bank import Table, own_rows
 from onecrop.data import Batch
-from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
+from onecrop.distributed import Group
+from onecrop.methods.base import Method, Settings, augmentation, autocast, spread, wide
 from onecrop.nets.backbones import Backbone
 
 
@@ -29,6 +30,7 @@ class Pid(Method):
     """parametric instance discrimination: a trained classifier over all images"""
 
     Settings = PidSettings
+    shards = ("classifier",)  # weights, gradient and momentum: no process could hold them all for long
 
     def __init__(
         self, settings: PidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype
@@ -36,8 +38,12 @@ class Pid(Method):
         super().__init__(backbone, dtype)
         self.settings = settings
         bound = backbone.dim**-0.5  # as torch begins a linear layer
-        self.classifier = Table(torch.empty(num_images, backbone.dim).uniform_(-bound, bound))
-        self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
+        self.num_images = num_images
+        shape = (backbone.dim,)
+        drawn = own_rows(lambda count: torch.empty(count, *shape).uniform_(-bound, bound), num_images, self.group)
+        self.classifier = Table(drawn)
+        self.classifier.group = self.group
+        self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix, self.group)
 
     @classmethod
     def tables(
@@ -50,17 +56,44 @@ class Pid(Method):
         x = self.augment(batch.images, batch.aspect, batch.draws)
         x, partner, mix = self.cutmix(x, batch.draws)
         with autocast(x, self.dtype):
-            z = self.backbone(x.contiguous(memory_format=torch.channels_last))  # [B, D]
-            logits = F.linear(z, self.classifier).float()  # [B, N]
-        accuracy = (logits.detach().argmax(1) == batch.index).float().mean()
-        self.watch = {"accuracy": accuracy, "spread": spread(F.normalize(z.float(), dim=1))}
-        loss = smoothed_cross_entropy(logits, batch.index, self.settings.smoothing)
+            z = self.backbone(x.contiguous(memory_format=torch.channels_last))
+            z = self.group.gather(z, len(batch.index))  # [B, D]
+            logits = wide(F.linear(self.group.fan_out(z), self.classifier))  # [B, N], or this process' columns
+        place = self.group.place(batch.index, self.num_images)
+        accuracy = self.hits(logits.detach(), place).float().mean()
+        self.watch = {"accuracy": accuracy, "spread": spread(F.normalize(wide(z), dim=1))}
+        loss = self.cross_entropy(logits, place)
         if partner is not None:
-            other = smoothed_cross_entropy(logits, batch.index[partner], self.settings.smoothing)
-            loss = mix * loss + (1 - mix) * other
+            loss = mix * loss + (1 - mix) * self.cross_entropy(logits, place[partner])
         return {"cross_entropy": loss}
+
+    def cross_entropy(self, logits: Tensor, place: Tensor) -> Tensor:
+        if self.group.size == 1:
+            return smoothed_cross_entropy(logits, place, self.settings.smoothing)
+        return cross_entropy_in_parts(logits, place, self.settings.smoothing, self.num_images, self.group)
+
+    def hits(self, logits: Tensor, place: Tensor) -> Tensor:
+        """Is the own row the highest? -> [B]."""
+        best, where = logits.max(1)
+        hit = where == place
+        if self.group.size == 1:
+            return hit
+        winner = self.group.stack(best).argmax(0, keepdim=True)  # the first of equals, which holds the lower rows
+        return self.group.stack(hit.to(best.dtype)).gather(0, winner)[0]
 
 
 def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
     """−Σ_k y_k·log p_k with y = (1 − ε)·onehot + ε/N, mean over the batch -> []."""
     return F.cross_entropy(logits, target, label_smoothing=smoothing)
+
+
+def cross_entropy_in_parts(logits: Tensor, place: Tensor, smoothing: float, total: int, group: Group) -> Tensor:
+    """The same where each process has some of the N columns: lse − (1 − ε)·l_i − ε/N·Σl -> [].
+
+    place: the target's column, −1 where another process has it.
+    """
+    highest = group.stack(logits.detach().amax(1)).amax(0)  # [B]
+    lse = group.total((logits - highest[:, None]).exp().sum(1)).log() + highest
+    own = logits.gather(1, place.clamp(min=0)[:, None])[:, 0] * (place >= 0)
+    share = (1 - smoothing) * own + smoothing / total * logits.sum(1)
+    return (lse - group.total(share)).mean()

@@ -18,7 +18,7 @@ from onecrop.data import Batch, Loader
 from onecrop.draws import Draws
 from onecrop.losses import instance_loss
 from onecrop.losses.instance import KL, Relation
-from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
+from onecrop.methods.base import Method, Settings, augmentation, autocast, spread, wide
 from onecrop.nets import mlp
 from onecrop.nets.backbones import Backbone
 
@@ -49,6 +49,7 @@ class Sid(Method):
     """single-branch instance discrimination: the paper's method"""
 
     Settings = SidSettings
+    shards = ("bank.weight",)
     relation_weight: Tensor  # [] the relation's share in this step; on the device, and saved
 
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
@@ -57,9 +58,9 @@ class Sid(Method):
         assert settings.dim is not None, "the recipe is not resolved"
         assert settings.hidden is not None
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
-        self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype)
+        self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype, self.group)
         self.register_buffer("relation_weight", torch.zeros(()))
-        self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix)
+        self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix, self.group)
 
     @classmethod
     def tables(
@@ -71,13 +72,13 @@ class Sid(Method):
     def features(self, x: Tensor) -> Tensor:
         with autocast(x, self.dtype):
             features = self.head(self.backbone(x.contiguous(memory_format=torch.channels_last)))
-        return F.normalize(features.float(), dim=1)  # [B, D]
+        return F.normalize(wide(features), dim=1)  # [b, D]
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         s = self.settings
         x = self.augment(batch.images, batch.aspect, batch.draws)  # one crop
         x, partner, mix = self.cutmix(x, batch.draws)
-        z = self.features(x)  # [B, D]
+        z = self.gather(self.features(x), batch)  # [B, D]
         rows, own = self.rows(batch.index, batch.draws)
         out = instance_loss(
             z,
@@ -90,6 +91,7 @@ class Sid(Method):
             mixed_target=None if partner is None else own[partner],
             mix=mix,
             relation=Relation(self.relation_weight, s.relation_temperature) if s.relation else None,
+            group=self.group,
         )
         probabilities = out.batch_probabilities if s.update == "corrected" else None
         self.bank.update(batch.index, z.detach(), probabilities)  # written after it was read
@@ -99,15 +101,19 @@ class Sid(Method):
         return terms if s.kl == "none" else terms | {"sqrt_kl": s.kl_weight * out.sqrt_kl}
 
     def rows(self, index: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
-        """-> the rows that the loss runs over, and where in them each image's own row stands."""
-        count = self.settings.sampled_rows
-        if not count or count + len(index) >= len(self.bank.weight):
-            return self.bank.weight, index
+        """-> the rows that the loss runs over, those of them that this process holds; where each image's own stands."""
+        count, total = self.settings.sampled_rows, self.bank.num_images
+        if not count or count + len(index) >= total:
+            return self.bank.weight, self.bank.place(index)
         # The smallest of N hashed keys: distinct rows; the batch's own are kept out, so that none counts twice.
-        keys = draws.once("sampled rows", len(self.bank.weight)).index_fill(0, index, 2.0)
+        keys = draws.once("sampled rows", total).index_fill(0, index, 2.0)
         sampled = keys.topk(count, largest=False, sorted=False).indices
-        rows = self.bank.rows(torch.cat([index, sampled]))  # [B + K, D]
-        return rows, torch.arange(len(index), device=index.device)
+        chosen = torch.cat([index, sampled])  # [B + K]
+        if self.group.size == 1:
+            return self.bank.rows(chosen), torch.arange(len(index), device=index.device)
+        place = self.bank.place(chosen)
+        held = place >= 0
+        return self.bank.weight[place[held]], torch.where(held, held.cumsum(0) - 1, -1)[: len(index)]
 
     def after_step(self, progress: Tensor) -> None:
         """The relation's weight for the next step: 0 up to its start, then rising linearly over a tenth of the run."""
@@ -122,5 +128,5 @@ class Sid(Method):
             return
         self.train()
         for batch, count in loader.in_order():
-            z = self.features(self.augment(batch.images, batch.aspect, batch.draws))
+            z = self.gather(self.features(self.augment(batch.images, batch.aspect, batch.draws)), batch)
             self.bank.write(batch.index[:count], z[:count])

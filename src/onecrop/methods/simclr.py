@@ -46,6 +46,6 @@ class Simclr(Method):
         x = torch.cat(views).contiguous(memory_format=torch.channels_last)
         with autocast(x, self.dtype):
             features = self.head(self.backbone(x))
-        a, b = F.normalize(features.float(), dim=1).chunk(2)  # [B, D] each
+        a, b = (F.normalize(self.gather(view, batch), dim=1) for view in features.chunk(2))  # [B, D] each
         self.watch = {"accuracy": pair_accuracy(a, b), "spread": spread(a)}
         return {"nt_xent": nt_xent(a, b, self.settings.temperature)}

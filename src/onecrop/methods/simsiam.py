@@ -42,16 +42,17 @@ class Simsiam(Method):
         self.predictor = two_layers(settings.dim, settings.bottleneck, settings.dim, norm=True)
         self.augment = augmentation(settings, image_size)
 
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, x: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """-> projection z and prediction p of one view, [B, D] each."""
         with autocast(x, self.dtype):
             z = self.projector(self.backbone(x.contiguous(memory_format=torch.channels_last)))
-            return z.float(), self.predictor(z).float()
+            return self.gather(z, batch), self.gather(self.predictor(z), batch)
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         # one view at a time: batch norm sees the views apart, as in the published code
         (z1, p1), (z2, p2) = (
-            self.encode(self.augment(batch.images, batch.aspect, batch.draws, view)) for view in ("first", "second")
+            self.encode(self.augment(batch.images, batch.aspect, batch.draws, view), batch)
+            for view in ("first", "second")
         )
         a, b = F.normalize(z1.detach(), dim=1), F.normalize(z2.detach(), dim=1)
         self.watch = {"accuracy": pair_accuracy(a, b), "spread": spread(a)}

@@ -1,0 +1,31 @@
+"""onecrop under torchrun, with a mishap for one of the processes, said by the environment.
+
+KILL_RANK=1 AT_STEP=3     that process is killed, as by the system, before that step of its first start
+STOP_RANK=1 AT_STEP=3     it hears Ctrl-C there
+BLIND_RANK=1              it stands in another folder, and finds no data there
+"""
+
+import os
+import signal
+import sys
+
+from onecrop.cli import main
+from onecrop.step import TrainStep
+
+RANK, FIRST_START = os.environ["RANK"], os.environ.get("TORCHELASTIC_RESTART_COUNT") == "0"
+honest = TrainStep.__call__
+
+
+def unlucky(self, step, lr, progress):
+    if FIRST_START and step == int(os.environ.get("AT_STEP", "-1")):
+        if os.environ.get("KILL_RANK") == RANK:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("STOP_RANK") == RANK:
+            os.kill(os.getpid(), signal.SIGINT)
+    honest(self, step, lr, progress)
+
+
+TrainStep.__call__ = unlucky
+if os.environ.get("BLIND_RANK") == RANK:
+    os.chdir("/")
+sys.exit(main())
