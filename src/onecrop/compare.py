@@ -14,7 +14,8 @@ from onecrop.files import read_json_lines, write_atomically
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe
 from onecrop.recipes import named
-from onecrop.report.comparison import FAILURE, add_to_plan, write_comparison
+from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
+from onecrop.runs import Run
 from onecrop.train import pretrain
 
 
@@ -85,7 +86,7 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
         try:
             run = pretrain(recipe, resume=True)
             rows = read_json_lines(run / "results.jsonl")
-            done = {row["evaluation"] for row in rows if "step" not in row and row["data"] == recipe.data}
+            done = {row["evaluation"] for row in rows if is_own_score(row, Run(run).recipe().to_json())}
             missing = tuple(evaluation for evaluation in evaluations if evaluation not in done)
             if missing:
                 evaluate(run, evaluations=missing)

@@ -12,7 +12,7 @@ from onecrop.files import printable
 from onecrop.flags import Parser
 from onecrop.recipe import check, flag
 from onecrop.report.results import write_results
-from onecrop.report.tables import result_table, share_table
+from onecrop.report.tables import conditions, result_table, share_table
 
 
 def evaluate_verb(arguments: Sequence[str]) -> None:
@@ -23,12 +23,14 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--with", dest="evaluations", default="knn,linear", help="of: " + ", ".join(EVALUATIONS))
     parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
     parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
+    parser.add_argument("--image-size", type=int, help="pixels the network sees [as in pretraining]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument("--seed", type=int, default=0, help="of the probes [0]")
     parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")
     values = vars(parser.parse(arguments))
     values["evaluations"] = tuple(values["evaluations"].split(","))
-    print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
+    rows = evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)
+    print(f"{result_table(rows)}\n{conditions(rows)}")
 
 
 def embed_verb(arguments: Sequence[str]) -> None:
