@@ -19,7 +19,15 @@ from onecrop.recipe import Recipe, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
 from onecrop.runs import Run
 from onecrop.train import pretrain
-from onecrop.verbs import embed_verb, evaluate_verb, export_verb, fine_tune_verb, results_verb, search_verb
+from onecrop.verbs import (
+    embed_verb,
+    evaluate_verb,
+    export_verb,
+    fine_tune_verb,
+    report_verb,
+    results_verb,
+    search_verb,
+)
 
 TABLES: dict[str, Any] = {
     "methods": METHODS,
@@ -180,6 +188,7 @@ VERBS = {
     "compare": compare_verb,
     "sweep": sweep_verb,
     "detect": detect_verb,
+    "report": report_verb,
     "results": results_verb,
     "demo": demo_verb,
     "list": list_verb,

@@ -10,6 +10,7 @@ from onecrop.evaluate.finetune import Budget, finetune
 from onecrop.export import FORMATS, export
 from onecrop.files import printable
 from onecrop.flags import Parser
+from onecrop.map import POINTS, report
 from onecrop.recipe import check, flag
 from onecrop.report.results import write_results
 from onecrop.report.tables import conditions, result_table, share_table
@@ -88,6 +89,19 @@ def export_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--format", required=True, help="of: " + ", ".join(FORMATS))
     parser.add_argument("--out", help="the file to write [RUN/FORMAT with the usual ending]")
     export(**vars(parser.parse(arguments)))
+
+
+def report_verb(arguments: Sequence[str]) -> None:
+    """make one page about runs: curves, cost, scores, a map of pictures and their neighbours"""
+    parser = Parser(prog="onecrop report", description=report_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="run folders, to be shown side by side")
+    parser.add_argument("--out", help="the page [RUN/report.html; report.html where there are several runs]")
+    parser.add_argument("--data", help="pictures of the map: a named data set, folder or archive [each run's own]")
+    parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
+    parser.add_argument("--points", type=int, default=POINTS, help=f"pictures on the map; 0 leaves it out [{POINTS}]")
+    parser.add_argument("--seed", type=int, default=0, help="of the choice of pictures and of their map [0]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    print(report(**vars(parser.parse(arguments))))
 
 
 def results_verb(arguments: Sequence[str]) -> None:
