@@ -54,7 +54,7 @@ function neighbourRow(map, n, count) {
   const row = make("div", "row");
   for (let i = 0; i < Math.min(count, map.k); i++) {
     const other = map.neighbours[n * map.k + i], tile = make("div", "tile");
-    const button = thumbnail(map.set, other, tile_side());
+    const button = thumbnail(map.set, other, tileSide());
     if (page.sets[map.set].labels && label(map.set, other) !== label(map.set, n)) button.classList.add("other");
     tile.append(button, make("span", "cosine", (map.cosines[n * map.k + i] / 1000).toFixed(3)));
     row.append(tile);
@@ -62,8 +62,8 @@ function neighbourRow(map, n, count) {
   return row;
 }
 
-function tile_side() {
-  return innerWidth < 600 ? 54 : 64;
+function tileSide() {
+  return innerWidth <= 600 ? 46 : 64;
 }
 
 function named(map) {
@@ -74,7 +74,7 @@ function named(map) {
 }
 
 function fillQuery(block, set, n, count) {
-  const query = make("div", "tile"), rows = make("div"), button = thumbnail(set, n, tile_side());
+  const query = make("div", "tile"), rows = make("div"), button = thumbnail(set, n, tileSide());
   button.classList.add("query");
   query.append(button, make("span", "", label(set, n) || file(set, n) || "picture " + n));
   for (const map of page.maps.filter((map) => map.set === set)) {
@@ -173,5 +173,5 @@ for (const block of document.querySelectorAll("[data-query]")) {
   fillQuery(block, Number(block.dataset.set), Number(block.dataset.query), 6);
 }
 for (const place of document.querySelectorAll("[data-picture]")) {
-  place.replaceWith(thumbnail(Number(place.dataset.set), Number(place.dataset.picture), tile_side()));
+  place.replaceWith(thumbnail(Number(place.dataset.set), Number(place.dataset.picture), tileSide()));
 }
