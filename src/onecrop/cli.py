@@ -17,6 +17,7 @@ from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
+from onecrop.reproduce.tables import TABLES as PAPER
 from onecrop.runs import Run
 from onecrop.train import pretrain
 from onecrop.verbs import (
@@ -35,6 +36,12 @@ TABLES: dict[str, Any] = {
     "data": SOURCES,
     "recipes": RECIPES,
     "evaluations": EVALUATIONS,
+    "tables": PAPER,
+}
+NAMED_VALUES = {  # flags of `reproduce` that may be given several times
+    "use": "what stands for a data set or backbone of the paper: imagenet=FOLDER, resnet18=tiny",
+    "change": "a field of every pretraining's recipe: lr=0.1",
+    "detect": "a field of every detection's recipe: crops=64",
 }
 
 
@@ -156,6 +163,40 @@ def detect_verb(arguments: Sequence[str]) -> None:
     detect(base.override({name: value for name, value in values.items() if value is not None}), resume=resume)
 
 
+def reproduce_verb(arguments: Sequence[str]) -> None:
+    """make a table or figure of the paper, at full size or shrunk, beside its numbers"""
+    from onecrop.reproduce import Options, reproduce
+    from onecrop.reproduce.plan import fields_of
+
+    parser = Parser(prog="onecrop reproduce", description=reproduce_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("table", help="list, or of: " + ", ".join(PAPER))
+    parser.add_argument("--plan", action="store_true", help="say what would be run and how long it takes here")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies epochs and the steps of detection [1]")
+    parser.add_argument(
+        "--images", type=count, help="training images that pretraining and probes may see at most [all]"
+    )
+    parser.add_argument("--with", dest="probe", default="linear", help="the probe, of: " + ", ".join(EVALUATIONS))
+    for option, text in NAMED_VALUES.items():
+        parser.add_argument(f"--{option}", action="append", default=[], metavar="NAME=VALUE", help=text)
+    parser.add_argument("--methods", default="", help="rows to run, of: " + ", ".join(METHODS))
+    parser.add_argument("--backbones", default="", help="rows to run [all]")
+    parser.add_argument("--data-dir", default="data", help="where data sets lie [data]")
+    parser.add_argument("--out", default="runs/reproduce", help="folder of runs and tables [runs/reproduce]")
+    parser.add_argument("--skip-missing", action="store_true", help="make the rows whose data is there")
+    parser.add_argument("--seed", type=int, default=0, help="of every run [0]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    values = vars(parser.parse(arguments))
+    if values["table"] == "list":
+        list_verb(["tables"])
+        return
+    values |= {name: fields_of(values[name], f"--{name}") for name in NAMED_VALUES}
+    values |= {name: tuple(filter(None, values[name].split(","))) for name in ("methods", "backbones")}
+    table, flags = values.pop("table"), {"plan_only": values.pop("plan"), "skip_missing": values.pop("skip_missing")}
+    path = reproduce(table, Options(**values), **flags)
+    if path is not None:
+        print("\n" + path.read_text())
+
+
 def demo_verb(arguments: Sequence[str]) -> None:
     """pretrain on procedural pictures and show what was learned"""
     from onecrop.demo import run_demo
@@ -166,7 +207,7 @@ def demo_verb(arguments: Sequence[str]) -> None:
 
 
 def list_verb(arguments: Sequence[str]) -> None:
-    """name the methods, backbones, data sets, recipes or evaluations"""
+    """name the methods, backbones, data sets, recipes, evaluations, or tables of the paper"""
     parser = Parser(prog="onecrop list", description=list_verb.__doc__, allow_abbrev=False)
     parser.add_argument("what", help="of: " + ", ".join(TABLES))
     what = parser.parse(arguments).what
@@ -190,6 +231,7 @@ VERBS = {
     "detect": detect_verb,
     "report": report_verb,
     "results": results_verb,
+    "reproduce": reproduce_verb,
     "demo": demo_verb,
     "list": list_verb,
 }

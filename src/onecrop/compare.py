@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onecrop.errors import RecipeError, UserError, unknown
+from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import read_json_lines, write_atomically
 from onecrop.methods import METHODS
@@ -91,7 +91,7 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
             if missing:
                 evaluate(run, evaluations=missing)
             (folder / FAILURE).unlink(missing_ok=True)
-        except RecipeError:  # a mistake of the call, not a failure of the method
+        except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
             raise
         except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
             reason = " ".join(str(error).split())[:300]

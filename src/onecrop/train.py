@@ -13,7 +13,7 @@ from onecrop.choices import choose_all, choose_image_size, describe_choices, set
 from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, tune
-from onecrop.errors import UserError
+from onecrop.errors import StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
@@ -158,7 +158,7 @@ class Training:
                     last_saved = time.monotonic()
                     self.epoch.exclude(last_saved - begun)
                 if interrupted:
-                    raise UserError(
+                    raise StoppedError(
                         f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
                         f"continue with `onecrop pretrain --out {quote(str(self.run.folder))} --resume`"
                     )

@@ -25,6 +25,7 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
     parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
     parser.add_argument("--image-size", type=int, help="pixels the network sees [as in pretraining]")
+    parser.add_argument("--subset", type=int, help="labelled training images for the probes, drawn at random [all]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     parser.add_argument("--seed", type=int, default=0, help="of the probes [0]")
     parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")

@@ -13,6 +13,7 @@ from torch import nn
 
 from onecrop.augment import describe_central_crop
 from onecrop.data import ImageSet
+from onecrop.data.images import subset_index
 from onecrop.data.sources import Labelled, Request, load_labelled
 from onecrop.device import choose_device
 from onecrop.errors import UserError, unknown
@@ -40,6 +41,7 @@ def evaluate(
     baselines: bool = False,
     data_dir: str | None = None,
     image_size: int | None = None,
+    subset: int | None = None,
     device: str = "auto",
     seed: int = 0,
     k: int = 200,
@@ -49,6 +51,7 @@ def evaluate(
 
     data: another set than it was pretrained on makes a transfer. image_size: what the network is fed with there, in
     pixels a side; as in pretraining where it is not given. Rows say both, and how pictures were brought to that size.
+    subset: labelled training images that probes may see, drawn at random; the test part is always whole.
     backbone: the module that the run was given, where it came from Python; it stays as it is.
     """
     for name in evaluations:
@@ -68,7 +71,7 @@ def evaluate(
         drop_duplicates=bool(begun.get("drop_duplicates", False)),
     )
     probe = Probe(size, choose_device(device), seed, k)
-    sets = load_labelled(data or facts["data"], request)
+    sets = fewer_labels(load_labelled(data or facts["data"], request), subset, seed)
     candidates: dict[str, nn.Module] = {}
     if baselines:
         candidates["pixels"] = Pixels(size).eval()
@@ -79,6 +82,7 @@ def evaluate(
         for name in evaluations:
             row = run_probe(name, network, sets, probe)
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
+            row |= {} if subset is None else {"subset": subset}  # not a score on all labels
             rows.append(row)
             try:
                 append_json_line(folder / "results.jsonl", row)
@@ -110,6 +114,13 @@ def run_probe(name: str, backbone: nn.Module, sets: Labelled, probe: Probe) -> d
     }
 
 
+def fewer_labels(sets: Labelled, count: int | None, seed: int) -> Labelled:
+    """With at most so many labelled training images."""
+    if count is None or count >= len(sets.train):
+        return sets
+    return sets._replace(train=sets.train.take(subset_index(len(sets.train), count, seed)))
+
+
 def _input_size(backbone: nn.Module, pretrained_at: int, wanted: int | None) -> int:
     """What the network is fed with; a size that it cannot take is refused before any data is read."""
     size = pretrained_at if wanted is None else wanted
@@ -137,4 +148,4 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-__all__ = ["EVALUATIONS", "Probe", "evaluate", "run_probe"]
+__all__ = ["EVALUATIONS", "Probe", "evaluate", "fewer_labels", "run_probe"]

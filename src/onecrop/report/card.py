@@ -12,7 +12,8 @@ from onecrop.progress import duration
 CARD = "card.md"
 SHOWN = ("method", "backbone", "stem", "image_size", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "seed")
 
-KIND = ("of", "evaluation", "data", "split", "protocol", "image_size")  # scores that agree in these: the last counts
+# scores that agree in these are of one kind, of which the last counts
+KIND = ("of", "evaluation", "data", "split", "protocol", "image_size", "num_train")
 
 
 def write_card(folder: Path) -> Path:

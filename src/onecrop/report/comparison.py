@@ -105,9 +105,9 @@ def _read(run: Path) -> Row:
 
 
 def is_own_score(result: Row, recipe: Row) -> bool:
-    """A score of the finished run on its own data and input size: no transfer, and no probe on the way."""
+    """A score of the finished run on its own data, all labels and its input size: no transfer, no probe on the way."""
     same_size = result.get("image_size") in (None, recipe["image_size"])
-    return "step" not in result and result["data"] == recipe["data"] and same_size
+    return "step" not in result and "subset" not in result and result["data"] == recipe["data"] and same_size
 
 
 def _summary(planned: Row, varied: list[str], members: list[Row]) -> Row:
