@@ -30,7 +30,10 @@ def plan_text(
     left = sum(row["state"] != "finished" for row in rows)
     unknown = left - len(known)
     more = f", {unknown} of them not forecast" if unknown else ""
-    lines.append(f"{left} runs to do{more}: {hours_text(sum(known))} hours of pretraining on {device}, not compiled")
+    lines.append(
+        f"{left} runs to do{more}: {hours_text(sum(known))} hours of pretraining on {device}, "
+        "from a few steps of each kind"
+    )
     lines.append(f"probes{f' and {num_detections} detection runs' if num_detections else ''} come on top")
     lines += [f"not as in the paper: {difference}" for difference in differences]
     lines += [f"missing: {name}: {remedy}" for name, remedy in missing.items()]

@@ -25,6 +25,7 @@ from onecrop.runs import Run
 
 DETECTION = ("voc07", "voc0712", "coco")
 UNTRAINED = "untrained"
+OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}  # training images
 STAND_INS = ("cifar10", "cifar100", "tiny-imagenet", "imagenet", "voc", "coco")  # data that --use may replace
 
 

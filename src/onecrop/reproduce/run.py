@@ -14,7 +14,17 @@ from onecrop.map import report
 from onecrop.report.reproduction import plan_text, write_reproduction
 from onecrop.reproduce.hours import Forecasts
 from onecrop.reproduce.measure import Found, measure, now
-from onecrop.reproduce.plan import DataThere, Options, Step, can_run, limited, look_for_data, make_plan, name_of
+from onecrop.reproduce.plan import (
+    OFFICIAL,
+    DataThere,
+    Options,
+    Step,
+    can_run,
+    limited,
+    look_for_data,
+    make_plan,
+    name_of,
+)
 from onecrop.reproduce.tables import Cell, Table, find_table
 from onecrop.train import pretrain
 
@@ -40,9 +50,10 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
 
 def _limit(step: Step, there: DataThere, options: Options) -> Step:
     """With the images that the data has; a finished run is what it is."""
-    if step.recipe is None or step.recipe.data not in there.counts or step.is_finished:
+    if step.recipe is None or step.is_finished:
         return step
-    return step._replace(recipe=limited(step.recipe, there.counts[step.recipe.data], options.images))
+    total = there.counts.get(step.recipe.data) or OFFICIAL.get(step.recipe.data)
+    return step if total is None else step._replace(recipe=limited(step.recipe, total, options.images))
 
 
 def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> str:
@@ -51,11 +62,13 @@ def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> 
     for step in steps:
         if step.recipe is None:
             continue
-        total = there.counts.get(step.recipe.data)
-        images = None if total is None else step.recipe.subset or total
+        data = step.recipe.data
+        total = there.counts.get(data) or OFFICIAL.get(data)  # hours may be known before the data is there
+        images = step.recipe.subset or total
         state = "finished" if step.is_finished else "begun" if Path(step.recipe.out).exists() else "to do"
-        row: dict[str, Any] = {"run": step.name, "data": step.recipe.data, "images": images}
-        row |= {"epochs": step.recipe.epochs, "state": state if images or step.is_finished else "data missing"}
+        state = "data missing" if data in there.missing else state
+        row: dict[str, Any] = {"run": step.name, "data": data, "images": images, "epochs": step.recipe.epochs}
+        row["state"] = state
         if images and not step.is_finished:
             row["hours"] = forecasts.hours(step.recipe, images)
         rows.append(row)
