@@ -101,13 +101,7 @@ def _read(run: Path) -> Row:
     recipe = json.loads((run / "recipe.json").read_text())
     provenance = json.loads((run / "provenance.json").read_text())
     metrics = read_json_lines(run / "metrics.jsonl")
-    results = [
-        r
-        for r in read_json_lines(run / "results.jsonl")
-        if r["of"] == "pretrained"
-        and "step" not in r
-        and r["data"] == recipe["data"]  # not transfers, nor probes on the way
-    ]
+    results = [r for r in read_json_lines(run / "results.jsonl") if r["of"] == "pretrained" and is_own_score(r, recipe)]
     row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in results}}
     row |= {"crops": provenance["crops"], "networks": provenance["networks"]}
     if metrics:
@@ -116,6 +110,12 @@ def _read(run: Path) -> Row:
         memory = [m["peak_memory"] for m in metrics if m["peak_memory"]]
         row["memory_gb"] = max(memory) / 1e9 if memory else None
     return row
+
+
+def is_own_score(result: Row, recipe: Row) -> bool:
+    """A score of the finished run on its own data, all labels and its input size: no transfer, no probe on the way."""
+    same_size = result.get("image_size") in (None, recipe["image_size"])
+    return "step" not in result and "subset" not in result and result["data"] == recipe["data"] and same_size
 
 
 def _summary(planned: Row, varied: list[str], members: list[Row]) -> Row:
