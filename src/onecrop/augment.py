@@ -147,8 +147,19 @@ def normalise(x: Tensor) -> Tensor:
 
 def central_crop(images: Tensor, aspect: Tensor, size: int) -> Tensor:
     """What evaluation sees: the central square, 7/8 of the shorter side for large images, all of it for small ones."""
-    share = 0.875 if size > 64 else 1.0
-    return normalise(resample(images, central_boxes(aspect, images.shape[-1], share), size))
+    return normalise(resample(images, central_boxes(aspect, images.shape[-1], _central_share(size)), size))
+
+
+def _central_share(size: int) -> float:
+    return 0.875 if size > 64 else 1.0
+
+
+def describe_central_crop(stored: int, size: int) -> str:
+    """For result rows: what happened to a picture between its file and the network."""
+    share = _central_share(size)
+    part, side = ("7/8 of the central square" if share < 1 else "the central square"), round(stored * share)
+    change = "as it is" if size == side else f"{'enlarged' if size > side else 'reduced'} to {size} px, linear"
+    return f"stored at {stored} px; {part}, {change}"
 
 
 class Augment(nn.Module):

@@ -1,4 +1,4 @@
-"""The command line: one verb a function, no logic of its own."""
+"""The command line: one verb a function, no logic of its own. Verbs that use what runs left behind: verbs.py."""
 
 import argparse
 import io
@@ -11,21 +11,25 @@ from typing import Any
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.distributed import joined
-from onecrop.embed import embed, search
 from onecrop.errors import UserError, unknown
-from onecrop.evaluate import EVALUATIONS, evaluate
-from onecrop.evaluate.finetune import Budget, finetune
-from onecrop.export import FORMATS, export
-from onecrop.files import printable
+from onecrop.evaluate import EVALUATIONS
 from onecrop.flags import Parser, add_fields, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
-from onecrop.recipe import Recipe, check, describe_hint, flag, hints
+from onecrop.recipe import Recipe, describe_hint, flag, hints
 from onecrop.recipes import RECIPES, named
-from onecrop.report.results import write_results
-from onecrop.report.tables import result_table, share_table
+from onecrop.reproduce.tables import TABLES as PAPER
 from onecrop.runs import Run
 from onecrop.train import pretrain
+from onecrop.verbs import (
+    embed_verb,
+    evaluate_verb,
+    export_verb,
+    fine_tune_verb,
+    report_verb,
+    results_verb,
+    search_verb,
+)
 
 TABLES: dict[str, Any] = {
     "methods": METHODS,
@@ -33,6 +37,12 @@ TABLES: dict[str, Any] = {
     "data": SOURCES,
     "recipes": RECIPES,
     "evaluations": EVALUATIONS,
+    "tables": PAPER,
+}
+NAMED_VALUES = {  # flags of `reproduce` that may be given several times
+    "use": "what stands for a data set or backbone of the paper: imagenet=FOLDER, resnet18=tiny",
+    "change": "a field of every pretraining's recipe: lr=0.1",
+    "detect": "a field of every detection's recipe: crops=64",
 }
 
 
@@ -78,79 +88,6 @@ def scan_verb(arguments: Sequence[str]) -> None:
     values = vars(parser.parse(arguments))
     out, json_to = Path(values.pop("out")), values.pop("json")
     survey(Recipe().override(values), out, json_to)
-
-
-def evaluate_verb(arguments: Sequence[str]) -> None:
-    """score a backbone on frozen features"""
-    parser = Parser(prog="onecrop evaluate", description=evaluate_verb.__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
-    parser.add_argument("--data", help="labelled data set or folder of classes (default: the run's)")
-    parser.add_argument("--with", dest="evaluations", default="knn,linear", help="of: " + ", ".join(EVALUATIONS))
-    parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
-    parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--seed", type=int, default=0, help="of the probes [0]")
-    parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")
-    values = vars(parser.parse(arguments))
-    values["evaluations"] = tuple(values["evaluations"].split(","))
-    print(result_table(evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)))
-
-
-def embed_verb(arguments: Sequence[str]) -> None:
-    """write a backbone's features of a folder of images to a file"""
-    parser = Parser(prog="onecrop embed", description=embed_verb.__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
-    parser.add_argument("data", help="a folder or archive of images, or one of: " + ", ".join(SOURCES))
-    parser.add_argument("--out", default="features.npz", help=".npz, .csv or .parquet file [features.npz]")
-    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    values = vars(parser.parse(arguments))
-    num_images, dim = embed(**values).features.shape
-    print(f"{values['out']}: {num_images:,} images, {dim} features each")
-
-
-def search_verb(arguments: Sequence[str]) -> None:
-    """find the images of a folder that a backbone sees nearest to one"""
-    parser = Parser(prog="onecrop search", description=search_verb.__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
-    parser.add_argument("image", help="an image file")
-    parser.add_argument("--data", help="a folder or archive of images, or a named data set [the run's]")
-    parser.add_argument("--count", type=int, default=10, help="how many neighbours [10]")
-    parser.add_argument("--out", default="search.png", help="the picture to draw [search.png]")
-    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    values = vars(parser.parse(arguments))
-    for cosine, file in search(**values):
-        print(f"{cosine:.3f}  {printable(file)}")
-    print(values["out"])
-
-
-def fine_tune_verb(arguments: Sequence[str]) -> None:
-    """score a backbone with few labels, against training from scratch"""
-    parser = Parser(prog="onecrop fine-tune", description=fine_tune_verb.__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
-    parser.add_argument("data", help="a CSV file of labels (file,label), a folder of classes or a labelled data set")
-    parser.add_argument("--shares", default="0.01,0.1,1", help="of the labels, class by class [0.01,0.1,1]")
-    for name, default in Budget._field_defaults.items():
-        parser.add_argument(
-            flag(name), type=type(default), default=default, help=f"of the training of all weights [{default}]"
-        )
-    parser.add_argument("--data-dir", default="data", help="where named data sets lie [data]")
-    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
-    parser.add_argument("--seed", type=int, default=0, help="of subsets, order and crops [0]")
-    values = vars(parser.parse(arguments))
-    budget = Budget(**{name: values.pop(name) for name in Budget._fields})
-    shares = [check("shares", float, share) for share in values.pop("shares").split(",")]
-    print(share_table(finetune(**values, shares=shares, budget=budget)))
-
-
-def export_verb(arguments: Sequence[str]) -> None:
-    """write a backbone for torchvision, timm or ONNX, and check it"""
-    parser = Parser(prog="onecrop export", description=export_verb.__doc__, allow_abbrev=False)
-    parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
-    parser.add_argument("--format", required=True, help="of: " + ", ".join(FORMATS))
-    parser.add_argument("--out", help="the file to write [RUN/FORMAT with the usual ending]")
-    export(**vars(parser.parse(arguments)))
 
 
 def compare_verb(arguments: Sequence[str]) -> None:
@@ -226,13 +163,38 @@ def detect_verb(arguments: Sequence[str]) -> None:
     detect(base.override({name: value for name, value in values.items() if value is not None}), resume=resume)
 
 
-def results_verb(arguments: Sequence[str]) -> None:
-    """make the page of results from a folder of result files"""
-    parser = Parser(prog="onecrop results", description=results_verb.__doc__, allow_abbrev=False)
-    parser.add_argument("folder", type=Path, help="of comparison.json and other result files")
-    parser.add_argument("--out", type=Path, help="the Markdown page [FOLDER.md]")
-    values = parser.parse(arguments)
-    print(write_results(values.folder, values.out or values.folder.with_suffix(".md")))
+def reproduce_verb(arguments: Sequence[str]) -> None:
+    """make a table or figure of the paper, at full size or shrunk, beside its numbers"""
+    from onecrop.reproduce import Options, reproduce
+    from onecrop.reproduce.plan import fields_of
+
+    parser = Parser(prog="onecrop reproduce", description=reproduce_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("table", help="list, or of: " + ", ".join(PAPER))
+    parser.add_argument("--plan", action="store_true", help="say what would be run and how long it takes here")
+    parser.add_argument("--scale", type=float, default=1.0, help="multiplies epochs and the steps of detection [1]")
+    parser.add_argument(
+        "--images", type=count, help="training images that pretraining and probes may see at most [all]"
+    )
+    parser.add_argument("--with", dest="probe", default="linear", help="the probe, of: " + ", ".join(EVALUATIONS))
+    for option, text in NAMED_VALUES.items():
+        parser.add_argument(f"--{option}", action="append", default=[], metavar="NAME=VALUE", help=text)
+    parser.add_argument("--methods", default="", help="rows to run, of: " + ", ".join(METHODS))
+    parser.add_argument("--backbones", default="", help="rows to run [all]")
+    parser.add_argument("--data-dir", default="data", help="where data sets lie [data]")
+    parser.add_argument("--out", default="runs/reproduce", help="folder of runs and tables [runs/reproduce]")
+    parser.add_argument("--skip-missing", action="store_true", help="make the rows whose data is there")
+    parser.add_argument("--seed", type=int, default=0, help="of every run [0]")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
+    values = vars(parser.parse(arguments))
+    if values["table"] == "list":
+        list_verb(["tables"])
+        return
+    values |= {name: fields_of(values[name], f"--{name}") for name in NAMED_VALUES}
+    values |= {name: tuple(filter(None, values[name].split(","))) for name in ("methods", "backbones")}
+    table, flags = values.pop("table"), {"plan_only": values.pop("plan"), "skip_missing": values.pop("skip_missing")}
+    path = reproduce(table, Options(**values), **flags)
+    if path is not None:
+        print("\n" + path.read_text())
 
 
 def demo_verb(arguments: Sequence[str]) -> None:
@@ -245,7 +207,7 @@ def demo_verb(arguments: Sequence[str]) -> None:
 
 
 def list_verb(arguments: Sequence[str]) -> None:
-    """name the methods, backbones, data sets, recipes or evaluations"""
+    """name the methods, backbones, data sets, recipes, evaluations, or tables of the paper"""
     parser = Parser(prog="onecrop list", description=list_verb.__doc__, allow_abbrev=False)
     parser.add_argument("what", help="of: " + ", ".join(TABLES))
     what = parser.parse(arguments).what
@@ -267,7 +229,9 @@ VERBS = {
     "compare": compare_verb,
     "sweep": sweep_verb,
     "detect": detect_verb,
+    "report": report_verb,
     "results": results_verb,
+    "reproduce": reproduce_verb,
     "demo": demo_verb,
     "list": list_verb,
 }

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from onecrop.errors import RecipeError, UserError, unknown
+from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import read_json_lines, write_atomically
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe
 from onecrop.recipes import named
-from onecrop.report.comparison import FAILURE, add_to_plan, write_comparison
+from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
+from onecrop.runs import Run
 from onecrop.train import pretrain
 
 
@@ -85,12 +86,12 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
         try:
             run = pretrain(recipe, resume=True)
             rows = read_json_lines(run / "results.jsonl")
-            done = {row["evaluation"] for row in rows if "step" not in row and row["data"] == recipe.data}
+            done = {row["evaluation"] for row in rows if is_own_score(row, Run(run).recipe().to_json())}
             missing = tuple(evaluation for evaluation in evaluations if evaluation not in done)
             if missing:
                 evaluate(run, evaluations=missing)
             (folder / FAILURE).unlink(missing_ok=True)
-        except RecipeError:  # a mistake of the call, not a failure of the method
+        except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
             raise
         except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
             reason = " ".join(str(error).split())[:300]

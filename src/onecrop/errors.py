@@ -18,6 +18,10 @@ class RecipeError(UserError):
     """A run folder was begun with another recipe than the one that is asked for now."""
 
 
+class StoppedError(AgreedError):
+    """Someone asked for a stop: what is under way is saved, and nothing else is begun."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no table: nearest valid name first, then all, or of very many the near ones."""
     names = sorted(known)

@@ -6,6 +6,7 @@ backbone.safetensors is written last: a run that has it is finished and never wr
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -201,13 +202,19 @@ def circumstances(device: torch.device, *more_packages: str) -> dict[str, Any]:
             versions[package] = "source" if package == "onecrop" else "none"
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": " ".join(sys.argv),
+        "command": _command(),
         "commit": _commit(),
         "device": describe(device),
         "host": platform.platform(),
         "python": platform.python_version(),
         "versions": versions,
     }
+
+
+def _command() -> str:
+    """As a user types it: of the program its name, not where it is installed."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["onecrop" if program == "__main__.py" else program, *sys.argv[1:]])
 
 
 def _commit() -> str | None:

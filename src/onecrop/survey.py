@@ -26,7 +26,7 @@ from onecrop.step import TrainStep
 from onecrop.train import build_method
 
 FIRST_BATCH, GROWTH = 8, 4  # images of the first step that is timed; each further one has so many times more
-LONGEST_STEP = 10.0  # seconds that the images of a timed step may take
+LONGEST_STEP = 10.0  # seconds that the images of a timed step may take, unless less is asked for
 BANK_TO_TRY = 2 * 10**9  # bytes of a bank that a scan may make only to time a step
 
 
@@ -52,7 +52,7 @@ def survey(recipe: Recipe, out: Path, json_to: str | None) -> dict[str, Any]:
     return facts
 
 
-def forecast(recipe: Recipe, num_images: int) -> dict[str, Any]:
+def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP) -> dict[str, Any]:
     """What pretraining on so many images will take, without making the run: a small stand-in is measured."""
     device = choose_device(recipe.device)
     recipe = settle(recipe, choose_image_size(recipe, device))
@@ -66,7 +66,9 @@ def forecast(recipe: Recipe, num_images: int) -> dict[str, Any]:
     recipe = replace(recipe, batch_size=batch_size)
     few = ImageSet(recipe.data, np.zeros((batch_size, *shape), np.uint8), image_size=size)
     memory = _memory(recipe, few, whole, device)
-    step, timed = _seconds_a_step(recipe, few, num_images, device) if memory["bank"] <= BANK_TO_TRY else (None, "")
+    step, timed = None, ""
+    if memory["bank"] <= BANK_TO_TRY:
+        step, timed = _seconds_a_step(recipe, few, num_images, device, longest_step)
     return {
         "run": f"{recipe.method}, {recipe.backbone} at {recipe.image_size} px, batch {recipe.batch_size}",
         "device": describe(device),
@@ -94,7 +96,9 @@ def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device
     return memory
 
 
-def _seconds_a_step(recipe: Recipe, few: ImageSet, num_images: int, device: torch.device) -> tuple[float, str]:
+def _seconds_a_step(
+    recipe: Recipe, few: ImageSet, num_images: int, device: torch.device, longest: float
+) -> tuple[float, str]:
     """From real training steps, bank and optimiser included, and how they were taken.
 
     Steps of two sizes tell what a step takes an image from what it takes by itself. The larger size is the run's own
@@ -120,7 +124,7 @@ def _seconds_a_step(recipe: Recipe, few: ImageSet, num_images: int, device: torc
     seconds(first)  # prepares much, and does not count
     base = taken = seconds(first)
     slope = 0.0
-    while size < whole and slope * GROWTH * size < LONGEST_STEP:
+    while size < whole and slope * GROWTH * size < longest:
         size = min(whole, GROWTH * size)
         taken = seconds(size)
         slope = max(0.0, taken - base) / (size - first)

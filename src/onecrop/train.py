@@ -15,7 +15,7 @@ from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, tune
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
-from onecrop.errors import AgreedError, UserError
+from onecrop.errors import AgreedError, StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
@@ -165,7 +165,7 @@ class Training:
                     last_saved = time.monotonic()
                     self.epoch.exclude(last_saved - begun)
                 if stop:
-                    raise AgreedError(
+                    raise StoppedError(
                         f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
                         f"continue with `onecrop pretrain --out {quote(str(self.run.folder))} --resume`"
                     )

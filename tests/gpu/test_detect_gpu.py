@@ -1,5 +1,7 @@
 """The detector on a CUDA device, with the networks the paper's tables use."""
 
+from importlib.util import find_spec
+
 import pytest
 
 from tests.conftest import DATA
@@ -8,6 +10,7 @@ from tests.integration.test_detect_real import learn_by_heart
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not (DATA / "unpack.py").exists(), reason="no real data beside the checkout"),
+    pytest.mark.skipif(find_spec("faster_coco_eval") is None, reason="scores need faster-coco-eval"),
 ]
 
 

@@ -107,6 +107,7 @@ def test_a_sweep_has_a_column_for_what_was_varied(tmp_path, capsys):
     assert main(["results", str(results)]) == 0
     page = (tmp_path / "results.md").read_text()
     assert "torch" in page
+    assert "knn (shapes, 100 training images held out): k " in page
     assert "| kl weight |" in page
     assert f"{float(rows[0]['knn']):.1f}" in page
     (results / "b.json").write_text("{}")

@@ -213,6 +213,10 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return {"train": folders["train"], "test": (labelled or tests)[0]}
 
 
+def has_test_part(folder: str) -> bool:
+    return Path(folder).is_dir() and bool(_split_folders(Path(folder)))
+
+
 def _folder(split: str, root: Path, request: Request) -> ImageSet:
     parts = _split_folders(root)
     if split == "test" and not parts:

@@ -20,7 +20,7 @@ from onecrop.detect.sets import DetectionSet, describe_notes
 from onecrop.detect.voc import load_voc
 from onecrop.detect.weights import Start, load_start
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, seed_step
-from onecrop.errors import UserError
+from onecrop.errors import StoppedError, UserError
 from onecrop.optim import optimizer_tensors, restore_optimizer
 from onecrop.progress import Progress, duration, interruptible
 
@@ -131,7 +131,7 @@ class Training:
                         self._save()
                         last_saved = time.monotonic()
                     if interrupted:
-                        raise UserError(
+                        raise StoppedError(
                             f"stopped at step {self.step:,} of {total:,}; saved: "
                             f"continue with `onecrop detect --out {quote(str(self.run.folder))} --resume`"
                         )

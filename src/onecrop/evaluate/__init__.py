@@ -8,9 +8,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
+from onecrop.augment import describe_central_crop
 from onecrop.data import ImageSet
+from onecrop.data.images import subset_index
 from onecrop.data.sources import Labelled, Request, load_labelled
 from onecrop.device import choose_device
 from onecrop.distributed import joined, world
@@ -39,6 +42,8 @@ def evaluate(
     *,
     baselines: bool = False,
     data_dir: str | None = None,
+    image_size: int | None = None,
+    subset: int | None = None,
     device: str = "auto",
     seed: int = 0,
     k: int = 200,
@@ -46,6 +51,9 @@ def evaluate(
 ) -> list[dict[str, Any]]:
     """Score a run's backbone and, as baselines, raw pixels and the same net untrained; results.jsonl gets the rows.
 
+    data: another set than it was pretrained on makes a transfer. image_size: what the network is fed with there, in
+    pixels a side; as in pretraining where it is not given. Rows say both, and how pictures were brought to that size.
+    subset: labelled training images that probes may see, drawn at random; the test part is always whole.
     backbone: the module that the run was given, where it came from Python; it stays as it is.
     Under torchrun the processes share the work, and the first one writes.
     """
@@ -58,17 +66,18 @@ def evaluate(
     trained = load_backbone(run, into=copy.deepcopy(backbone))
     folder = Path(run) if Path(run).is_dir() else Path(run).parent
     begun = _recipe_of(folder)
+    size = _input_size(trained, int(facts["image_size"]), image_size)
     request = Request(
         begun.get("data_dir", "data") if data_dir is None else data_dir,
-        facts["image_size"],
+        size,
         holdout=begun.get("holdout", 0) if data is None else 0,
         drop_duplicates=bool(begun.get("drop_duplicates", False)),
     )
-    probe = Probe(facts["image_size"], choose_device(device), seed, k)
-    sets = load_labelled(data or facts["data"], request)
+    probe = Probe(size, choose_device(device), seed, k)
+    sets = fewer_labels(load_labelled(data or facts["data"], request), subset, seed)
     candidates: dict[str, nn.Module] = {}
     if baselines:
-        candidates["pixels"] = Pixels(facts["image_size"]).eval()
+        candidates["pixels"] = Pixels(size).eval()
         candidates["untrained"] = untrained_like(run, facts.get("seed", 0), backbone)
     candidates["pretrained"] = trained
     rows = []
@@ -76,6 +85,7 @@ def evaluate(
         for name in evaluations:
             row = run_probe(name, network, sets, probe)
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
+            row |= {} if subset is None else {"subset": subset}  # not a score on all labels
             rows.append(row)
             if not world().first:
                 continue
@@ -101,10 +111,37 @@ def run_probe(name: str, backbone: nn.Module, sets: Labelled, probe: Probe) -> d
         "num_train": len(sets.train),
         "num_test": len(sets.test),
         "num_classes": len(sets.train.classes),
+        "image_size": probe.image_size,
+        "resize": describe_central_crop(sets.test.images.shape[-1], probe.image_size),
         "seed": probe.seed,
         **result,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def fewer_labels(sets: Labelled, count: int | None, seed: int) -> Labelled:
+    """With at most so many labelled training images."""
+    if count is None or count >= len(sets.train):
+        return sets
+    return sets._replace(train=sets.train.take(subset_index(len(sets.train), count, seed)))
+
+
+def _input_size(backbone: nn.Module, pretrained_at: int, wanted: int | None) -> int:
+    """What the network is fed with; a size that it cannot take is refused before any data is read."""
+    size = pretrained_at if wanted is None else wanted
+    if not 8 <= size <= 4096:
+        raise UserError(f"--image-size {size} is out of range: it must be between 8 and 4096")
+    if size != pretrained_at:
+        try:
+            with torch.no_grad():
+                backbone(torch.zeros(1, 3, size, size))
+        except (RuntimeError, AssertionError, ValueError) as error:
+            reason = " ".join(str(error).split())[:150]
+            raise UserError(
+                f"the backbone was pretrained at {pretrained_at} px and does not take {size} ({reason}): "
+                "leave --image-size out"
+            ) from None
+    return size
 
 
 def _recipe_of(folder: Path) -> dict[str, Any]:
@@ -116,4 +153,4 @@ def _recipe_of(folder: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-__all__ = ["EVALUATIONS", "Probe", "evaluate", "run_probe"]
+__all__ = ["EVALUATIONS", "Probe", "evaluate", "fewer_labels", "run_probe"]

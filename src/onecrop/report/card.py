@@ -12,6 +12,9 @@ from onecrop.progress import duration
 CARD = "card.md"
 SHOWN = ("method", "backbone", "stem", "image_size", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "seed")
 
+# scores that agree in these are of one kind, of which the last counts
+KIND = ("of", "evaluation", "data", "split", "protocol", "image_size", "num_train")
+
 
 def write_card(folder: Path) -> Path:
     """Read recipe, provenance, metrics and results of a run and write card.md beside them."""
@@ -75,13 +78,15 @@ def _cost(provenance: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
 def _scores(results: list[dict[str, Any]]) -> str:
     """The last score of each kind, so that an evaluation that was run again stands there once."""
     lines = ["## Scores"]
-    last = {(row["of"], row["evaluation"], row["data"], row["split"], row["protocol"]): row for row in results}
+    last = {tuple(row.get(name) for name in KIND): row for row in results}
     if not last:
         return "\n\n".join([*lines, "None yet: `onecrop evaluate RUN --data LABELLED` adds them here."])
     lines += ["", "| features | evaluation | data | accuracy, % | protocol |", "| --- | --- | --- | --- | --- |"]
-    for (of, evaluation, data, split, protocol), row in last.items():
-        said = f"{row['epoch']} epochs, {protocol}; {split}, {row['num_train']:,} train, {row['num_test']:,} test"
-        lines.append(f"| {of} | {evaluation} | {data} | {row['accuracy']:.1f} | {said}, seed {row['seed']} |")
+    for row in last.values():
+        said = f"{row['epoch']} epochs, {row['protocol']}; {row['split']}, {row['num_train']:,} train, "
+        said += f"{row['num_test']:,} test" + (f"; {row['image_size']} px, {row['resize']}" if "resize" in row else "")
+        cells = (row["of"], row["evaluation"], row["data"], f"{row['accuracy']:.1f}", f"{said}, seed {row['seed']}")
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
 

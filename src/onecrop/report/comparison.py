@@ -58,8 +58,16 @@ def _facts(folder: Path) -> Row:
             "date": begun["date"][:10],
             "device": begun["device"],
             "torch": begun["versions"]["torch"],
+            "notes": _protocols(folder),
         }
     return {"title": folder.name}
+
+
+def _protocols(folder: Path) -> list[str]:
+    """How the scores of the table were taken: a line an evaluation."""
+    files = sorted(folder.glob("*/results.jsonl"))
+    rows = [row for file in files for row in read_json_lines(file) if row["of"] == "pretrained"]
+    return sorted({f"{row['evaluation']} ({row['data']}, {row['split']}): {row['protocol']}." for row in rows})
 
 
 def collect(folder: Path) -> list[Row]:
@@ -93,13 +101,7 @@ def _read(run: Path) -> Row:
     recipe = json.loads((run / "recipe.json").read_text())
     provenance = json.loads((run / "provenance.json").read_text())
     metrics = read_json_lines(run / "metrics.jsonl")
-    results = [
-        r
-        for r in read_json_lines(run / "results.jsonl")
-        if r["of"] == "pretrained"
-        and "step" not in r
-        and r["data"] == recipe["data"]  # not transfers, nor probes on the way
-    ]
+    results = [r for r in read_json_lines(run / "results.jsonl") if r["of"] == "pretrained" and is_own_score(r, recipe)]
     row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in results}}
     row |= {"crops": provenance["crops"], "networks": provenance["networks"]}
     if metrics:
@@ -108,6 +110,12 @@ def _read(run: Path) -> Row:
         memory = [m["peak_memory"] for m in metrics if m["peak_memory"]]
         row["memory_gb"] = max(memory) / 1e9 if memory else None
     return row
+
+
+def is_own_score(result: Row, recipe: Row) -> bool:
+    """A score of the finished run on its own data, all labels and its input size: no transfer, no probe on the way."""
+    same_size = result.get("image_size") in (None, recipe["image_size"])
+    return "step" not in result and "subset" not in result and result["data"] == recipe["data"] and same_size
 
 
 def _summary(planned: Row, varied: list[str], members: list[Row]) -> Row:

@@ -95,6 +95,49 @@ def plot_cost(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     return _save(figure, path, plt)
 
 
+def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, path: Path) -> Path:
+    """A figure of the paper from its cells: "cost" (accuracy against hours), "line" (against the row's number) or
+    "subsets" (against the number of images, a panel a backbone). Ours solid; the paper's, where printed, hollow."""
+    plt = _pyplot()
+    panels = _panels(cells, kind)
+    figure, axes = plt.subplots(
+        1, max(1, len(panels)), figsize=(4.2 * max(1, len(panels)), 3.6), squeeze=False, layout="constrained"
+    )
+    for axis, (name, lines) in zip(axes[0], panels.items(), strict=False):
+        for number, (label, points) in enumerate(lines.items()):
+            colour = f"C{number}"
+            for key, look in (("ours", {"marker": "o"}), ("paper", {"marker": "o", "mfc": "none", "ls": ":"})):
+                drawn = sorted((x, y[key]) for x, y in points.items() if y[key] is not None)
+                if drawn:
+                    x, y = zip(*drawn, strict=True)
+                    axis.plot(x, y, color=colour, label=f"{label}, {key}".strip(", "), **look)
+        axis.set(title=name, xlabel={"cost": "hours here", "line": "", "subsets": "images"}[kind], ylabel="accuracy, %")
+        axis.set_xscale("log" if kind == "subsets" else "linear")
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=7)
+    figure.suptitle(title)
+    return _save(figure, path, plt)
+
+
+def _panels(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, dict[float, dict[str, Any]]]]:
+    """Panel -> line -> x -> cell."""
+    panels: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}
+    hours = {tuple(cell["row"]): cell["ours"] for cell in cells if cell["column"] == "hours"}
+    for cell in cells:
+        row = tuple(cell["row"])
+        if cell["column"] == "hours":
+            continue
+        if kind == "subsets":
+            panels.setdefault(f"{row[0]} → {cell['column']}", {}).setdefault(row[1], {})[
+                float(row[2].replace(",", ""))
+            ] = cell
+        elif kind == "line":
+            panels.setdefault("", {}).setdefault("", {})[float(row[0])] = cell
+        elif hours.get(row) is not None:
+            panels.setdefault("", {}).setdefault(row[0], {})[hours[row]] = cell
+    return panels
+
+
 def _save(figure: Any, path: Path, plt: Any) -> Path:
     try:
         figure.savefig(path, dpi=120, bbox_inches="tight")

@@ -18,6 +18,16 @@ def result_table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def conditions(rows: Sequence[dict[str, Any]]) -> str:
+    """One line for each data set and input size: what the rows' figures hold for."""
+    lines = dict.fromkeys(
+        f"{row['pretraining']['data']} → {row['data']}: {row['image_size']} px ({row['resize']}); "
+        f"{row['num_train']:,} train, {row['num_test']:,} test, {row['num_classes']} classes, {row['split']}"
+        for row in rows
+    )
+    return "\n".join(lines)
+
+
 def share_table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: one line a share of the labels, one column a way to use them; accuracies in percent."""
     ways = list(dict.fromkeys(row["of"] for row in rows))

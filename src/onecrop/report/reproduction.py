@@ -1,0 +1,123 @@
+"""A reproduced table beside the paper's numbers: Markdown to read, CSV and JSON with all that each cell depends on."""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from onecrop.errors import UserError
+from onecrop.files import write_atomically, write_json
+from onecrop.report.plots import plot_reproduction
+
+Row = dict[str, Any]
+
+
+def plan_text(
+    rows: Sequence[Row], num_detections: int, differences: Sequence[str], missing: Mapping[str, str], device: str
+) -> str:
+    """The plan for a terminal."""
+    width = max((len(row["run"]) for row in rows), default=3)
+    lines = [f"{'run':<{width}}  {'data':<14} {'images':>9} {'epochs':>6} {'hours':>8}  state"]
+    for row in rows:
+        images = f"{row['images']:,}" if row["images"] else "?"
+        hours = hours_text(row.get("hours")) if row["state"] != "finished" else "–"
+        lines.append(
+            f"{row['run']:<{width}}  {Path(row['data']).name:<14} {images:>9} {row['epochs']:>6} {hours:>8}  "
+            + row["state"]
+        )
+    known = [row["hours"] for row in rows if row.get("hours") is not None]
+    left = sum(row["state"] != "finished" for row in rows)
+    unknown = left - len(known)
+    more = f", {unknown} of them not forecast" if unknown else ""
+    lines.append(
+        f"{left} runs to do{more}: {hours_text(sum(known))} hours of pretraining on {device}, "
+        "from a few steps of each kind"
+    )
+    lines.append(f"probes{f' and {num_detections} detection runs' if num_detections else ''} come on top")
+    lines += [f"not as in the paper: {difference}" for difference in differences]
+    lines += [f"missing: {name}: {remedy}" for name, remedy in missing.items()]
+    return "\n".join(lines)
+
+
+def hours_text(hours: float | None) -> str:
+    if hours is None:
+        return "?"
+    return f"{hours:,.0f}" if hours >= 100 else f"{hours:.1f}" if hours >= 1 else f"{hours:.2g}"
+
+
+def write_reproduction(
+    folder: Path, name: str, facts: Row, heads: Sequence[str], cells: Sequence[Row], picture: str
+) -> Path:
+    """NAME.md, .csv and .json in `folder` and, where the paper has a figure, NAME.png -> the Markdown file."""
+    rows = wide(heads, cells)
+    lines = [
+        f"# {facts['title']}",
+        "",
+        f"{facts['date']}, {facts['device']}, torch {facts['torch']}, scale {facts['scale']:g}.",
+    ]
+    lines += [*facts["notes"], *(["", "Not as in the paper:", ""] if facts["differences"] else [])]
+    lines += [f"- {difference}" for difference in facts["differences"]]
+    lines += ["", f"    {facts['command']}", "", table(rows), "", LEGEND, ""]
+    for cell in cells:
+        if cell["failure"]:
+            lines.append(f"- {' '.join(cell['row'])}, {cell['column']}: failed: {cell['failure']}")
+    write_atomically(folder / f"{name}.md", "\n".join(lines).encode("utf-8", "backslashreplace"))
+    write_atomically(folder / f"{name}.csv", as_csv(heads, cells, facts["scale"]).encode("utf-8", "backslashreplace"))
+    write_json(folder / f"{name}.json", {**facts, "rows": rows, "cells": list(cells)})
+    if picture in ("cost", "line", "subsets") and any(cell["ours"] is not None for cell in cells):
+        try:
+            plot_reproduction(cells, picture, facts["title"], folder / f"{name}.png")
+        except UserError as error:  # without matplotlib the tables are still worth having
+            print(f"no picture: {error}")
+    return folder / f"{name}.md"
+
+
+LEGEND = (
+    "Ours, then in brackets the paper's number and the difference. † the paper quotes it from others; not run here. "
+    "No difference where another data set or backbone stands for the paper's. "
+    "– not run yet. Hours and memory are of other hardware than the paper's."
+)
+
+
+def wide(heads: Sequence[str], cells: Sequence[Row]) -> list[Row]:
+    """A line a row of the paper's table, a column a measurement."""
+    rows: dict[tuple[str, ...], Row] = {}
+    for cell in cells:
+        key = tuple(cell["row"])
+        rows.setdefault(key, dict(zip(heads, key, strict=True)))[cell["column"]] = cell_text(cell)
+    return list(rows.values())
+
+
+def cell_text(cell: Row) -> str:
+    if cell["quoted"]:
+        return f"{cell['paper']:g} †"
+    ours = "failed" if cell["failure"] and cell["ours"] is None else "–" if cell["ours"] is None else _number(cell)
+    if cell["paper"] is None:
+        return ours
+    difference = f", {cell['difference']:+.1f}".replace("-", "−") if cell["difference"] is not None else ""
+    return f"{ours} ({cell['paper']:g}{difference})"
+
+
+def _number(cell: Row) -> str:
+    return hours_text(cell["ours"]) if cell["column"] == "hours" else f"{cell['ours']:.1f}"
+
+
+def table(rows: Sequence[Row]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
+    lines += [f"| {' | '.join(str(row.get(name, '')).replace('|', '/') for name in names)} |" for row in rows]
+    return "\n".join(lines)
+
+
+def as_csv(heads: Sequence[str], cells: Sequence[Row], scale: float) -> str:
+    """A line a cell, with all that it depends on."""
+    text = io.StringIO()
+    flat = [
+        {**dict(zip(heads, cell["row"], strict=True)), **{k: v for k, v in cell.items() if k != "row"}, "scale": scale}
+        for cell in cells
+    ]
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()

@@ -1,0 +1,139 @@
+"""`onecrop reproduce`: plan, train, measure, and the table beside the paper's numbers, rewritten after every run."""
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from onecrop.device import choose_device, describe
+from onecrop.errors import RecipeError, StoppedError, UserError
+from onecrop.map import report
+from onecrop.report.reproduction import plan_text, write_reproduction
+from onecrop.reproduce.hours import Forecasts
+from onecrop.reproduce.measure import Found, measure, now
+from onecrop.reproduce.plan import (
+    OFFICIAL,
+    DataThere,
+    Options,
+    Step,
+    can_run,
+    limited,
+    look_for_data,
+    make_plan,
+    name_of,
+)
+from onecrop.reproduce.tables import Cell, Table, find_table
+from onecrop.train import pretrain
+
+Key = tuple[str, str]  # the run's name, and what is measured on it
+
+
+def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_missing: bool = False) -> Path | None:
+    """Make a table or figure of the paper -> its Markdown file, or None where only the plan was asked for."""
+    name, table = find_table(name)
+    steps = make_plan(table, options)
+    there = look_for_data(steps, options)
+    steps = [_limit(step, there, options) for step in steps]
+    print(f"{name}: {table.title}\n{describe_plan(steps, there, options)}", flush=True)
+    if plan_only:
+        return None
+    if there.missing and not skip_missing:
+        raise UserError(
+            f"{len(there.missing)} data sets are missing, and nothing was started: get them, "
+            "or pass --skip-missing to make the rows that can be made"
+        )
+    return run_plan(name, table, [step for step in steps if can_run(step, options, there)], options)
+
+
+def _limit(step: Step, there: DataThere, options: Options) -> Step:
+    """With the images that the data has; a finished run is what it is."""
+    if step.recipe is None or step.is_finished:
+        return step
+    total = there.counts.get(step.recipe.data) or OFFICIAL.get(step.recipe.data)
+    return step if total is None else step._replace(recipe=limited(step.recipe, total, options.images))
+
+
+def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> str:
+    forecasts = Forecasts(Path(options.out))
+    rows = []
+    for step in steps:
+        if step.recipe is None:
+            continue
+        data = step.recipe.data
+        total = there.counts.get(data) or OFFICIAL.get(data)  # hours may be known before the data is there
+        images = step.recipe.subset or total
+        state = "finished" if step.is_finished else "begun" if Path(step.recipe.out).exists() else "to do"
+        state = "data missing" if data in there.missing else state
+        row: dict[str, Any] = {"run": step.name, "data": data, "images": images, "epochs": step.recipe.epochs}
+        row["state"] = state
+        if images and not step.is_finished:
+            row["hours"] = forecasts.hours(step.recipe, images)
+        rows.append(row)
+    detections = {
+        (step.name, m.kind) for step in steps for m in step.measures if m.kind in ("voc07", "voc0712", "coco")
+    }
+    return plan_text(
+        rows, len(detections), options.differences(), there.missing, describe(choose_device(options.device))
+    )
+
+
+def run_plan(name: str, table: Table, steps: Sequence[Step], options: Options) -> Path:
+    found, failed = dict[Key, Found](), dict[str, str]()
+    path = _write(name, table, found, failed, options)
+    for number, step in enumerate(steps, 1):
+        print(f"\n[{number}/{len(steps)}] {step.name}", flush=True)
+        try:
+            if step.recipe is not None and not step.is_finished:
+                pretrain(step.recipe, resume=True)
+            for what in step.measures:
+                found[step.name, f"{what.kind} {what.what}"] = measure(step, what, options)
+        except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
+            raise
+        except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
+            failed[step.name] = " ".join(str(error).split())[:300]
+            print(f"{step.name} failed: {failed[step.name]}", file=sys.stderr, flush=True)
+        path = _write(name, table, found, failed, options)
+    if table.picture == "page":
+        runs = [step.recipe.out for step in steps if step.recipe is not None and step.name not in failed]
+        if runs:
+            # maps, where the figure is about them, are made; the page itself makes none anew
+            print(report(runs, Path(options.out) / f"{name}.html", points=0))
+    return path
+
+
+def _write(name: str, table: Table, found: dict[Key, Found], failed: dict[str, str], options: Options) -> Path:
+    cells = []
+    for cell in table.cells:
+        run = None if cell.training is None else name_of(cell.training, options)
+        got = found.get((run or "", f"{cell.measure.kind} {cell.measure.what}"), {})
+        cells.append(_cell(cell, got, failed.get(run or ""), options))
+    facts = {
+        "title": f"{name}: {table.title}",
+        "command": " ".join(["onecrop", *sys.argv[1:]]),
+        "date": now(),
+        "device": describe(choose_device(options.device)),
+        "torch": torch.__version__,
+        "scale": options.scale,
+        "differences": options.differences(),
+        "notes": [table.note] if table.note else [],
+    }
+    return write_reproduction(Path(options.out), name, facts, table.heads, json.loads(json.dumps(cells)), table.picture)
+
+
+def _cell(cell: Cell, got: Found, failure: str | None, options: Options) -> dict[str, Any]:
+    value = got.get("value")
+    comparable = cell.measure.kind not in ("hours", "memory") and not options.stands_in(cell)
+    return {
+        "row": list(cell.row),
+        "column": cell.column,
+        "ours": value,
+        "paper": cell.paper,
+        "difference": None if value is None or cell.paper is None or not comparable else value - cell.paper,
+        "quoted": cell.training is None,
+        "paper_epochs": None if cell.training is None else cell.training.epochs,
+        "failure": failure,
+        **{key: value for key, value in got.items() if key != "value"},
+    }

@@ -1,0 +1,185 @@
+"""`onecrop reproduce`: a plan with hours, missing data said at once, resumable runs, a table beside the paper's."""
+
+import csv
+import json
+import shutil
+
+import pytest
+
+from onecrop.cli import main
+from onecrop.detect import model as model_module
+from onecrop.errors import StoppedError, UserError
+from onecrop.reproduce import TABLES
+from onecrop.reproduce import measure as measure_module
+from onecrop.reproduce import run as run_module
+from tests.drawn import write_coco, write_voc
+
+SMALL = (
+    "--use cifar10=digits --use resnet18=tiny --images 64 --scale 0.005 --with knn --change image_size=16 "
+    "--change dim=16 --device cpu"
+).split()
+
+
+def cells_of(out, name):
+    with (out / f"{name}.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def trained(out):
+    return {file: file.stat().st_mtime_ns for file in out.rglob("backbone.safetensors")}
+
+
+def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
+    out = tmp_path / "r"
+    arguments = ["reproduce", "8", *SMALL, "--out", str(out)]
+    assert main(arguments) == 0
+    said = capsys.readouterr().out
+    assert "4 runs to do: " in said
+    assert "hours of pretraining on cpu" in said
+    assert "- scale 0.005: epochs and detection steps multiplied by it" in said
+    assert "- digits stands for cifar10" in said
+    cells = cells_of(out, "table8")
+    assert [float(cell["paper"]) for cell in cells] == [88.8, 90.7, 89.8, 91.1]
+    assert all(0 < float(cell["ours"]) < 100 and cell["scale"] == "0.005" for cell in cells)
+    assert {cell["difference"] for cell in cells} == {""}  # digits are not CIFAR-10
+    assert {(cell["epochs"], cell["paper_epochs"], cell["images"]) for cell in cells} == {("2", "400", "64")}
+    assert {cell["resize"] for cell in cells} == {"stored at 8 px; the central square, enlarged to 16 px, linear"}
+    page = (out / "table8.md").read_text()
+    assert "| SqrtKL = L1 + L2 |" in page
+    assert json.loads((out / "table8.json").read_text())["scale"] == 0.005
+
+    before = trained(out)
+    assert len(before) == 4
+    gone = next(folder for folder in (out / "runs").iterdir() if "kl=l1" in folder.name)
+    (gone / "results.jsonl").unlink()  # as if killed before its probe
+    assert main(["reproduce", "table6", *SMALL, "--use", "tiny-imagenet=shapes", "--out", str(out), "--plan"]) == 0
+    plan = capsys.readouterr().out
+    assert plan.count(" finished\n") == 2  # shared with Table 8
+    assert main(arguments) == 0
+    assert trained(out) == before
+    assert [cell["ours"] for cell in cells_of(out, "table8")] == [cell["ours"] for cell in cells]
+
+
+def test_missing_data_is_said_before_anything_starts(tmp_path, capsys):
+    out, empty = tmp_path / "r", tmp_path / "data"
+    arguments = ["reproduce", "table2", "--data-dir", str(empty), "--use", "tiny-imagenet=digits", "--out", str(out)]
+    assert main([*arguments, "--backbones", "resnet18"]) == 1
+    caught = capsys.readouterr()
+    assert "missing: imagenet: imagenet cannot be downloaded: put its images as" in caught.out
+    assert "missing: voc0712: " in caught.out
+    assert "unpack PASCAL VOC's VOCdevkit there" in caught.out
+    assert "nothing was started" in caught.err
+    assert not (out / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("table99", "unknown table 'table99'"),
+        ("table8 --scale 2", "--scale 2 is out of range"),
+        ("table8 --images 1", "--images 1 is too few"),
+        ("table8 --use cifra10=shapes", "did you mean 'cifar10'?"),
+        ("table8 --use cifar10", "--use takes name=value"),
+        ("table8 --change dims=3", "unknown field 'dims'"),
+        ("table8 --detect scale=0.1", "the table decides it"),
+        ("table8 --methods moco", "no row of this table is left to run"),
+        ("table8 --with probing", "unknown evaluation 'probing'"),
+    ],
+)
+def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
+    assert main(["reproduce", *arguments.split(), "--out", str(tmp_path / "r")]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "r").exists()
+
+
+def test_one_failed_row_does_not_lose_the_others_and_a_stop_is_no_failure(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "r"
+    arguments = ["reproduce", "table8", *SMALL, "--out", str(out)]
+    honest = run_module.pretrain
+
+    def failing(recipe, resume):
+        if recipe.settings.kl == "l1":
+            raise UserError("not on this machine")
+        return honest(recipe, resume=resume)
+
+    monkeypatch.setattr(run_module, "pretrain", failing)
+    assert main(arguments) == 0
+    cells = cells_of(out, "table8")
+    assert [cell["failure"] for cell in cells] == ["", "not on this machine", "", ""]
+    assert [bool(cell["ours"]) for cell in cells] == [True, False, True, True]
+    assert "| L1 = Σ p log p | failed (90.7) |" in (out / "table8.md").read_text()
+
+    def stopping(recipe, resume):
+        raise StoppedError("stopped at step 3")
+
+    monkeypatch.setattr(run_module, "pretrain", stopping)
+    capsys.readouterr()
+    assert main(arguments) == 1
+    assert "stopped at step 3" in capsys.readouterr().err
+    assert "stopped" not in (out / "table8.md").read_text()
+
+
+def test_transfer_and_detection_from_subsets(tmp_path, monkeypatch):
+    """Two rows of Table 2, the untrained network and a pretrained one: both detect, and are probed elsewhere."""
+    monkeypatch.setattr(model_module, "KEPT", {"training": 50, "testing": 8})
+    monkeypatch.setattr(measure_module, "UNTRAINED_SIZE", 64)
+    table = TABLES["table2"]()
+    rows = [("resnet18", "random init.", "0", "0"), ("resnet18", "sid (the paper's)", "10,000", "200")]
+    monkeypatch.setitem(TABLES, "table2", lambda: table._replace(cells=tuple(c for c in table.cells if c.row in rows)))
+    out, voc = tmp_path / "r", write_voc(tmp_path)
+    shutil.copytree(voc / "VOC2007", voc / "VOC2012")
+    arguments = (
+        "reproduce table2 --images 16 --scale 0.0001 --with knn --use imagenet=digits --use tiny-imagenet=digits "
+        "--change image_size=32 --change stem=standard "
+        "--change dim=16 --change hidden=16 --detect size_scale=0.1 --detect batch_size=2 --detect crops=4 "
+        f"--detect norm_steps=1 --device cpu --out {out} --use voc={voc}"
+    ).split()
+    assert main(arguments) == 0
+    made = [cell for cell in cells_of(out, "table2") if cell["ours"]]
+    assert {cell["column"] for cell in made} == {
+        "hours",
+        *(f"VOC 07+12 {ap}" for ap in ("AP50", "AP", "AP75")),
+        "tiny-imagenet",
+    }
+    assert {cell["method"] for cell in made} == {"random init.", "sid (the paper's)"}
+    assert {cell["iterations"] for cell in made if cell["column"].startswith("VOC")} == {"2"}
+    sizes = {(cell["method"], cell["image_size"]) for cell in made if cell["column"] == "tiny-imagenet"}
+    assert sizes == {("random init.", "64"), ("sid (the paper's)", "32")}
+    before = {file: file.stat().st_mtime_ns for file in (*out.rglob("*.safetensors"), *out.rglob("detections.json"))}
+    first = cells_of(out, "table2")
+    assert main(arguments) == 0  # all is there: nothing is trained or measured again
+    assert {file: file.stat().st_mtime_ns for file in before} == before
+    assert cells_of(out, "table2") == first
+
+
+def test_coco_rows_quote_what_the_paper_quotes(tmp_path, monkeypatch):
+    pytest.importorskip("faster_coco_eval")
+    monkeypatch.setattr(model_module, "KEPT", {"training": 50, "testing": 8})
+    out, coco = tmp_path / "r", write_coco(tmp_path)
+    arguments = (
+        "reproduce table5 --images 16 --scale 0.00002 --use imagenet=digits --change image_size=32 "
+        "--change stem=standard --change dim=16 --change hidden=16 --detect size_scale=0.1 --detect batch_size=2 "
+        f"--detect crops=4 --detect norm_steps=1 --device cpu --out {out} --use coco={coco}"
+    ).split()
+    assert main(arguments) == 0
+    page = (out / "table5.md").read_text()
+    assert "| SEED, taught by R-50 | 54.2 † | 35.3 † |" in page
+    ours = [cell for cell in cells_of(out, "table5") if cell["quoted"] == "False"]
+    assert len(ours) == 6
+    assert all(cell["ours"] for cell in ours)
+
+
+def test_figures_are_drawn(tmp_path):
+    out = tmp_path / "r"
+    assert main(["reproduce", "figure4", *SMALL, "--out", str(out)]) == 0
+    assert (out / "figure4.png").stat().st_size > 5000
+    assert [cell["m"] for cell in cells_of(out, "figure4")] == ["0", "0.1", "0.3", "0.5", "0.7", "0.9"]
+    rows = ["--backbones", "resnet18", "--methods", "sid,simsiam"]
+    assert main(["reproduce", "figure6", *SMALL, *rows, "--out", str(out)]) == 0
+    page = (out / "figure6.html").read_text()
+    assert page.count('class="graph" id="map') == 2
+    shares = [float(cell["ours"]) for cell in cells_of(out, "figure6") if cell["ours"]]
+    assert len(shares) == 2
+    assert all(0 < share < 100 for share in shares)
+    assert main(["reproduce", "figure3", *SMALL, "--out", str(out)]) == 0
+    assert "<h3>linear-fast, %</h3>" in (out / "figure3.html").read_text()

@@ -1,0 +1,103 @@
+"""Our copy of the paper's numbers: against its source where that lies beside the checkout, and against itself."""
+
+import re
+
+import pytest
+
+from onecrop.errors import UserError
+from onecrop.recipe import Recipe
+from onecrop.reproduce import numbers
+from onecrop.reproduce.plan import Options, make_plan
+from onecrop.reproduce.tables import TABLES, find_table
+from tests.conftest import DATA
+
+PAPER = DATA.parent / "paper" / "paper.tex"
+
+
+def printed(label):
+    """All numbers of the paper's table, row by row, without those in its heads and brackets."""
+    text = PAPER.read_text()
+    text = (
+        text[text.index(rf"\label{{{label}}}") :]
+        if label != "tab:ablation"
+        else text[: text.index(r"\label{tab:ablation}")]
+    )
+    body = text[text.index(r"\begin{tabular}") : text.index(r"\end{tabular}")]
+    if label == "tab:ablation":
+        body = text[text.rindex(r"\begin{tabular}") : text.rindex(r"\end{tabular}")]
+    values = []
+    for line in re.split(r"\\\\", body):
+        line = re.sub(r"\(\\textcolor\{grassgreen\}\{[^}]*\}\)", "", line)  # improvements, in brackets
+        line = re.sub(
+            r"\\(cite|cline|cellcolor|multicolumn|renewcommand|begin|multirow)\{[^}]*\}(\{[^}]*\})?", "", line
+        )
+        line = re.sub(r"\\pt(?![a-z])|\\textbf|\\rowcolor\{[^}]*\}|\^\\dagger", " ", line)
+        line = line.replace("{10,000}", " ").replace("{100,000}", " ")
+        cells = [re.sub(r"[\s{}$]", "", cell) for cell in line.split("&")]
+        values += [float(cell) for cell in cells if re.fullmatch(r"\d+\.\d+|\d{4}", cell)]
+    return values
+
+
+def flat(values):
+    return [float(value) for row in values for value in (row if isinstance(row, tuple) else (row,))]
+
+
+@pytest.mark.skipif(not PAPER.exists(), reason="the paper's source does not lie beside the checkout")
+def test_the_numbers_are_the_papers():
+    rows = [row for table in numbers.CIFAR_RESULT.values() for row in table.values()]
+    assert printed("tab:cifar-result") == flat(rows)
+    rows = [row for table in numbers.SUBSET_DETECTION.values() for row in table.values()]
+    assert printed("tab:imagenet-subset-detection") == [
+        value for value in flat(rows) if value
+    ]  # hours of 0 are no decimals
+    for label, place in (("tab:linear-eval-small-imagenet", 0), ("tab:linear-eval-cifar10-small-imagenet", 1)):
+        wanted = [(part[place], part[2]) for row in numbers.SMALL_NETS.values() for part in row]
+        assert printed(label) == flat(wanted)
+    assert printed("tab:coco-result") == flat(numbers.TRANSFER.values())
+    assert printed("tab:coco-result-r18") == flat(numbers.TRANSFER_R18.values())
+    assert printed("tab:ablation") == flat(numbers.ABLATION.values())
+    assert printed("tab:linear-eval") == flat(numbers.IMAGENET_LINEAR.values())
+    assert printed("tab:ablation-sqrtkl") == flat(numbers.KL_PARTS.values())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_has_a_recipe(name):
+    steps = make_plan(find_table(name)[1], Options())
+    recipes = {step.name: step.recipe for step in steps}
+    assert len(recipes) == len(steps)  # every run has a folder of its own
+    for step in steps:
+        if step.recipe is None:
+            assert step.training.method == "untrained"
+            continue
+        assert isinstance(step.recipe, Recipe)
+        assert step.recipe.epochs == step.training.epochs
+        assert step.recipe.method == step.training.method
+
+
+def test_what_the_issue_names_is_there():
+    cells = find_table("1")[1].cells
+    assert len({cell.row for cell in cells}) == 18
+    assert sum(cell.column == "cifar100" and cell.training.method != "sid" for cell in cells) == 15
+    assert sum(cell.row[0] == "resnet50" and cell.column == "tiny-imagenet" for cell in cells) == 5
+    trainings = {cell.training for cell in find_table("Table 2")[1].cells}
+    assert {(t.method, t.epochs) for t in trainings} >= {("moco", 800), ("sid", 800), ("simsiam", 200)}
+    assert {cell.column for cell in find_table("table6")[1].cells} == {"cifar10", "tiny-imagenet"}
+    quoted = {cell.row for cell in find_table("table7")[1].cells if cell.training is None}
+    assert len(quoted) == 14
+    assert {cell.row[0] for cell in find_table("table5")[1].cells if cell.training is None} == set(
+        numbers.TRANSFER_R18
+    ) - {"sid"}
+
+
+def test_tables_share_their_runs():
+    names = [
+        {step.name for step in make_plan(find_table(table)[1], Options())} for table in ("table3", "table9", "figure7")
+    ]
+    assert names[0] == names[1] == names[2]
+    ablation, parts, weights = (
+        {step.name for step in make_plan(find_table(table)[1], Options())} for table in ("table6", "table8", "figure5")
+    )
+    assert len(ablation & parts) == 2
+    assert len(ablation & weights) == 2  # with SqrtKL, and λ = 0
+    with pytest.raises(UserError, match="did you mean 'table3'"):
+        find_table("tabel3")
