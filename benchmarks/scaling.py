@@ -228,7 +228,7 @@ def need_table() -> str:
 
 def assumptions() -> str:
     measured = [
-        f"the loss over rows of {dim} takes {a:.2f} ms and {c:.2f} ps a cosine (loss.json; the fit is off by {error:.0%})"
+        f"the loss over rows of {dim} takes {a:.2f} ms and {c:.2f} ps a cosine (loss.json; the fit is {error:.0%} off)"
         for dim in DIMS
         for a, c, error in [fitted(dim)]
     ]

@@ -69,6 +69,8 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     method = build_method(recipe, len(images), network)
     if group.size > 1 and recipe.sync_batch_norm:
         share_norms(method, group, recipe.batch_size, device)
+    elif group.size > 1 and recipe.batch_size < 2 * group.size:
+        raise UserError(f"--sync-batch-norm false: a batch of {recipe.batch_size} leaves a process one image; raise it")
     training = Training(recipe, run, loader, method, sets)
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
     run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)
