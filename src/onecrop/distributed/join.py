@@ -30,7 +30,7 @@ BEAT_SECONDS = 0.5
 SILENT_SECONDS = 15.0  # without a beat a process counts as gone: a long call that holds the interpreter is shorter
 SUSPECT_SECONDS = 2.0  # the same, once a connection has broken or a signal has come
 LONG = timedelta(days=7)  # one process may pack a folder for hours while the others wait: silence ends them, not time
-STARTER_GONE = "the process that started this run is gone: start it again with --resume"
+STARTER_GONE = "the torchrun of rank 0, or its machine, is gone: start the run again with --resume"
 DONE = b"done"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
 TOGETHER = ("pretrain", "evaluate")  # what several processes share
@@ -46,6 +46,7 @@ class Watch(threading.Thread):
     def __init__(self, store: Any, group: Group) -> None:
         super().__init__(name="onecrop-watch", daemon=True)
         self.store, self.group = store, group
+        store.set_timeout(timedelta(seconds=SILENT_SECONDS))
         self.node = os.environ.get("GROUP_RANK", "0")
         self.over = threading.Event()
 
