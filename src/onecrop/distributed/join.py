@@ -82,13 +82,14 @@ class Watch(threading.Thread):
         return self.store.check(["failed"])
 
     def silent(self) -> int | None:
-        """A process that does not beat any more."""
-        before = [self._beat(rank) for rank in range(self.group.size)]
-        time.sleep(SUSPECT_SECONDS)
-        for rank, beat in enumerate(before):
-            if rank != self.group.rank and beat != DONE and beat == self._beat(rank):
-                return rank
-        return None
+        """A process that does not beat any more. Where several do not, the slow ones get time to."""
+        others = [rank for rank in range(self.group.size) if rank != self.group.rank]
+        before, begun = {rank: self._beat(rank) for rank in others}, time.monotonic()
+        while True:
+            time.sleep(SUSPECT_SECONDS)
+            suspects = [rank for rank in others if DONE != before[rank] == self._beat(rank)]
+            if len(suspects) <= 1 or time.monotonic() - begun > SILENT_SECONDS:
+                return suspects[0] if suspects else None
 
     def leave(self) -> None:
         """The work is done: silence from here on is no failure. The keeper of the store goes last."""
