@@ -47,12 +47,9 @@ def describe(device: torch.device) -> str:
     return f"{device.type}, {torch.get_num_threads()} threads"
 
 
-def seed_step(seed: int, step: int, rank: int = 0) -> None:
-    """For layers that draw from torch's own generator (dropout): their randomness too is a function of the step.
-
-    It is drawn for the images of one process: several processes draw by their rank, and not as one would.
-    """
-    torch.manual_seed(fold(seed, "torch", step, *[rank] * (rank > 0)))
+def seed_step(seed: int, step: int) -> None:
+    """For layers that draw from torch's own generator (dropout): their randomness too is a function of the step."""
+    torch.manual_seed(fold(seed, "torch", step))
 
 
 def free_memory(device: torch.device) -> int | None:

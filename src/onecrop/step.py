@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from onecrop.data import Loader
 from onecrop.device import seed_step
+from onecrop.draws import fold
 from onecrop.methods import Method
 from onecrop.optim import set_learning_rate
 
@@ -24,7 +25,9 @@ class TrainStep:
     def __init__(self, method: Method, optimizer: torch.optim.Optimizer, loader: Loader, seed: int, fast: bool) -> None:
         """fast: compile and capture (CUDA only, one process only)."""
         fast = fast and method.group.size == 1
-        self.method, self.optimizer, self.loader, self.seed, self.fast = method, optimizer, loader, seed, fast
+        self.method, self.optimizer, self.loader, self.fast = method, optimizer, loader, fast
+        # of layers that draw for themselves: they draw for the images of one process
+        self.seed = fold(seed, "rank", method.group.rank) if method.group.rank else seed
         self.batch = loader.empty()
         self.progress = torch.zeros((), device=loader.device)
         self.sums: dict[str, Tensor] = {}  # of terms and watched values since the last reset, on the device
@@ -44,7 +47,7 @@ class TrainStep:
         self.loader.refill(self.batch, step)
         self.progress.fill_(progress)
         set_learning_rate(self.optimizer, lr)
-        seed_step(self.seed, step, self.method.group.rank)
+        seed_step(self.seed, step)
         if self.graph is None and self.fast and self.taken >= WARM_UP:
             self._capture()
         if self.graph is not None:
