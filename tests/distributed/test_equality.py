@@ -1,8 +1,11 @@
 """Two and three real processes give what one gives: losses, weights, bank, optimiser, features, votes."""
 
+import os
+
 import pytest
 import torch
 
+from onecrop.files import locked
 from tests.distributed.cases import CASES, RESUMED, everything, resumed
 from tests.distributed.launch import together
 
@@ -13,11 +16,16 @@ TOLERANCE = 1e-10  # of float64
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
     """Number of processes -> what came out; each group goes on from the one before it, and one process from three."""
-    folder = tmp_path_factory.mktemp("groups")
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_TESTRUNUID" in os.environ:  # once for all workers
+        folder = folder.parent / os.environ["PYTEST_XDIST_TESTRUNUID"]
+        folder.mkdir(exist_ok=True)
     files = {size: folder / f"{size}.pt" for size in (1, 2, 3)}
-    torch.save(everything(), files[1])
-    for size in (2, 3):
-        together(size, "tests.distributed.cases", files[size], files[size - 1])
+    with locked(folder / "lock", lambda: None):
+        if not files[3].exists():
+            torch.save(everything(), files[1])
+            for size in (2, 3):
+                together(size, "tests.distributed.cases", files[size], files[size - 1])
     out = {size: torch.load(file) for size, file in files.items()}
     out[1]["resumed"] = {name: resumed(name, out[3]) for name in RESUMED}
     return out
