@@ -260,15 +260,16 @@ def test_hover_shows_the_picture_and_a_click_its_neighbours(browser, page):
     ]
     expected = [one["cosines"][picture * 12 : picture * 12 + 12] for one in data["maps"]]
     assert cosines == [value / 1000 for row in expected for value in row]  # both runs, one below the other
-    rings = "return page.maps.map((_, i) => document.getElementById('map' + i).data.at(-1).x.length)"
-    assert browser.execute_script(rings) == [13, 13]
+    rings = "page.maps.map((_, i) => document.getElementById('map' + i).data.at(-1).x.length).join()"
+    wait_for(browser, f"{rings} === '13,13'")
 
     following = data["maps"][0]["neighbours"][picture * 12]
     browser.execute_script("near.querySelectorAll('.row .thumb')[0].click()")  # a neighbour becomes the query
     assert browser.execute_script("return near.dataset.of") == str(following)
-    browser.execute_script("near.querySelector('.shut').click()")
+    browser.execute_script("near.querySelector('.shut').click()")  # at once: rings under way must not come after it
     assert browser.execute_script("return near.hidden")
-    assert browser.execute_script(rings) == [0, 0]
+    browser.execute_async_script("setTimeout(arguments[0], 200)")
+    assert browser.execute_script(f"return {rings}") == "0,0"
     assert browser.get_log("browser") == []
 
 
