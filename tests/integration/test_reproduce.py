@@ -48,6 +48,9 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
     assert "| SqrtKL = L1 + L2 |" in page
     assert json.loads((out / "table8.json").read_text())["scale"] == 0.005
 
+    assert main(["results", str(out), "--out", str(tmp_path / "results.md")]) == 0
+    assert "| SqrtKL = L1 + L2 |" in (tmp_path / "results.md").read_text()
+
     before = trained(out)
     assert len(before) == 4
     gone = next(folder for folder in (out / "runs").iterdir() if "kl=l1" in folder.name)
