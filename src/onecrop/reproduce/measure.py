@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 from onecrop.data.sources import Request, load_labelled
 from onecrop.detect import detect
@@ -96,8 +97,6 @@ def _probed(step: Step, data: str, options: Options) -> Found | None:
 
 def _probe_untrained(step: Step, data: str, options: Options) -> None:
     """The network as it was initialised, with the layers it has for ImageNet's pictures."""
-    import torch
-
     torch.manual_seed(options.seed)
     name = options.use.get(step.training.backbone, step.training.backbone)
     probe = Probe(UNTRAINED_SIZE, choose_device(options.device), options.seed)

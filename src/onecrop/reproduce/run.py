@@ -125,11 +125,12 @@ def _all_steps(table: Table, options: Options) -> list[Step]:
 
 def _write(name: str, table: Table, failed: dict[str, str], options: Options) -> Path:
     steps = {step.training: step for step in _all_steps(table, options)}
-    cells = []
+    cells, fewer = [], dict[str, None]()
     for cell in table.cells:
         step = steps.get(cell.training) if cell.training else None
-        got = look_up(step, cell.measure, options) if step else None
-        cells.append(_cell(cell, got or {}, failed.get(step.name) if step else None, options))
+        got = (look_up(step, cell.measure, options) if step else None) or {}
+        cells.append(_cell(cell, got, failed.get(step.name) if step else None, options))
+        fewer |= dict.fromkeys(_fewer_images(cell, got, options))
     facts = {
         "title": f"{name}: {table.title}",
         "command": " ".join(["onecrop", *sys.argv[1:]]),
@@ -137,10 +138,20 @@ def _write(name: str, table: Table, failed: dict[str, str], options: Options) ->
         "device": describe(choose_device(options.device)),
         "torch": torch.__version__,
         "scale": options.scale,
-        "differences": options.differences(),
+        "differences": [*options.differences(), *fewer],
         "notes": [table.note] if table.note else [],
     }
     return write_reproduction(Path(options.out), name, facts, table.heads, cells, table.picture)
+
+
+def _fewer_images(cell: Cell, got: Found, options: Options) -> list[str]:
+    """Said where the copy of a data set is smaller than the official one."""
+    if cell.training is None or "images" not in got or cell.training.data in options.use:
+        return []
+    official = cell.training.subset or OFFICIAL[cell.training.data]
+    if got["images"] >= min(official, options.images or official):
+        return []
+    return [f"{cell.training.data} has {got['images']:,} training images here, not {official:,}"]
 
 
 def _cell(cell: Cell, got: Found, failure: str | None, options: Options) -> dict[str, Any]:
