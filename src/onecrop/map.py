@@ -88,7 +88,7 @@ def make_map(
     asked = {"data": name, "part": part, "points": points, "seed": seed, "backbone": _hash(folder)}
     if _made(folder / MAP) == asked:
         return folder / MAP
-    _tsne_class()  # missing packages are said before the work
+    tsne_class()  # missing packages are said before the work
     request = Request(
         recipe.data_dir if data_dir is None else data_dir,
         int(about["image_size"]),
@@ -156,7 +156,7 @@ def _write(folder: Path, images: ImageSet, features: NDArray[np.float32], asked:
 
 def place(unit: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     """[N, 2] by t-SNE, a function of the features and the seed."""
-    tsne = _tsne_class()
+    tsne = tsne_class()
     start = main_axes(unit)
     start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)  # t-SNE wants to begin small
     made = tsne(2, perplexity=_perplexity(len(unit)), init=start, random_state=seed, n_jobs=-1)
@@ -176,7 +176,7 @@ def _perplexity(count: int) -> float:
     return min(PERPLEXITY, (count - 1) / 3)
 
 
-def _tsne_class() -> Any:
+def tsne_class() -> Any:
     try:
         from sklearn.manifold import TSNE
     except ImportError:

@@ -9,6 +9,7 @@ import pytest
 from onecrop import Recipe
 from onecrop.cli import main
 from onecrop.compare import member
+from onecrop.errors import StoppedError
 from onecrop.files import read_json_lines
 from onecrop.methods import METHODS
 from onecrop.report.comparison import add_to_plan, as_csv, cell, collect, latex, markdown
@@ -70,6 +71,18 @@ def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):
     assert main([*arguments, "--with", "knn"]) == 0  # the same call goes on where it was
     assert {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")} == before
     assert table(out) == rows
+
+
+def test_a_stop_is_not_the_failure_of_a_member(tmp_path, capsys, monkeypatch):
+    def stopping(recipe, resume):
+        raise StoppedError("stopped at step 3")
+
+    monkeypatch.setattr("onecrop.compare.pretrain", stopping)
+    assert main(["compare", "shapes", "--methods", "pid,jigclu", "--out", str(tmp_path / "c"), *SMALL]) == 1
+    caught = capsys.readouterr()
+    assert "stopped at step 3" in caught.err
+    assert "[2/2]" not in caught.out
+    assert not list(tmp_path.rglob("failure.txt"))
 
 
 def test_a_timm_member_that_never_began_keeps_its_name(tmp_path):

@@ -13,6 +13,7 @@ from onecrop.reproduce import TABLES
 from onecrop.reproduce import measure as measure_module
 from onecrop.reproduce import run as run_module
 from tests.drawn import write_coco, write_voc
+from tests.pictures import write_pictures
 
 SMALL = (
     "--use cifar10=digits --use resnet18=tiny --images 64 --scale 0.005 --with knn --change image_size=16 "
@@ -47,6 +48,9 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
     page = (out / "table8.md").read_text()
     assert "| SqrtKL = L1 + L2 |" in page
     assert json.loads((out / "table8.json").read_text())["scale"] == 0.005
+
+    assert main(["results", str(out), "--out", str(tmp_path / "results.md")]) == 0
+    assert "| SqrtKL = L1 + L2 |" in (tmp_path / "results.md").read_text()
 
     before = trained(out)
     assert len(before) == 4
@@ -90,6 +94,24 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
     assert main(["reproduce", *arguments.split(), "--out", str(tmp_path / "r")]) == 1
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+def test_a_smaller_copy_of_a_data_set_is_said(tmp_path, monkeypatch):
+    """A Tiny-ImageNet with six pictures of two classes, laid out as the official one."""
+    root = tmp_path / "data" / "tiny-imagenet-200"
+    for part, count in (("train/n1/images", 3), ("train/n2/images", 3), ("val/images", 2)):
+        write_pictures(root / part, count, first=10 * len(part))
+    names = sorted(file.name for file in (root / "val" / "images").iterdir())
+    (root / "val" / "val_annotations.txt").write_text(
+        "".join(f"{n}\tn{i}\t0\t0\t1\t1\n" for i, n in enumerate(names, 1))
+    )
+    (root / "wnids.txt").write_text("n1\nn2\n")
+    table = TABLES["table6"]()
+    cells = tuple(cell for cell in table.cells if cell.column == "tiny-imagenet" and cell.row == ("yes", "yes", "yes"))
+    monkeypatch.setitem(TABLES, "table6", lambda: table._replace(cells=cells))
+    out, small = tmp_path / "r", [value for value in SMALL if value != "--images" and value != "64"]
+    assert main(["reproduce", "table6", *small, "--data-dir", str(root.parent), "--out", str(out)]) == 0
+    assert "- tiny-imagenet has 6 training images here, not 100,000" in (out / "table6.md").read_text()
 
 
 def test_one_failed_row_does_not_lose_the_others_and_a_stop_is_no_failure(tmp_path, capsys, monkeypatch):
@@ -174,8 +196,9 @@ def test_figures_are_drawn(tmp_path):
     assert main(["reproduce", "figure4", *SMALL, "--out", str(out)]) == 0
     assert (out / "figure4.png").stat().st_size > 5000
     assert [cell["m"] for cell in cells_of(out, "figure4")] == ["0", "0.1", "0.3", "0.5", "0.7", "0.9"]
-    rows = ["--backbones", "resnet18", "--methods", "sid,simsiam"]
-    assert main(["reproduce", "figure6", *SMALL, *rows, "--out", str(out)]) == 0
+    for method in ("sid", "simsiam"):  # one after the other: the second call's page and table hold both
+        rows = ["--backbones", "resnet18", "--methods", method]
+        assert main(["reproduce", "figure6", *SMALL, *rows, "--out", str(out)]) == 0
     page = (out / "figure6.html").read_text()
     assert page.count('class="graph" id="map') == 2
     shares = [float(cell["ours"]) for cell in cells_of(out, "figure6") if cell["ours"]]

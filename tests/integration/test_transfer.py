@@ -29,11 +29,13 @@ def test_a_transfer_says_size_and_resizing_in_its_rows(small_recipe, capsys):
     assert "; 24 px, stored at 8 px" in card
 
 
-def test_a_score_at_another_size_is_not_the_runs_own(small_recipe, tmp_path):
+def test_a_score_at_another_size_or_with_fewer_labels_is_not_the_runs_own(small_recipe, tmp_path):
     members = {"a": small_recipe.override({"epochs": 1})}
     run_all(members, tmp_path / "c", ["knn"])
     own = (tmp_path / "c" / "comparison.csv").read_text()
     evaluate(tmp_path / "c" / "a", None, ("knn",), image_size=32)
+    few = evaluate(tmp_path / "c" / "a", None, ("knn",), subset=50)
+    assert few[0]["num_train"] == 50
     run_all(members, tmp_path / "c", ["knn"])
     assert (tmp_path / "c" / "comparison.csv").read_text() == own
 

@@ -89,6 +89,17 @@ def test_what_the_issue_names_is_there():
     ) - {"sid"}
 
 
+def test_folder_names_fit_into_a_file_system():
+    many = {"data_dir": "x" * 300}
+    names = [
+        {step.name for step in make_plan(find_table("6")[1], Options(change=change))}
+        for change in (many, {"data_dir": "x" * 301})
+    ]
+    assert all(len(name) < 250 for name in names[0])
+    assert len(names[0]) == 10
+    assert not names[0] & names[1]
+
+
 def test_tables_share_their_runs():
     names = [
         {step.name for step in make_plan(find_table(table)[1], Options())} for table in ("table3", "table9", "figure7")

@@ -5,6 +5,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const touch = matchMedia("(pointer: coarse)").matches;
 const tip = document.getElementById("tip");
 const near = document.getElementById("near");
+let pending = 0;  // rings that are about to be drawn
 
 function make(tag, className, text) {
   const node = document.createElement(tag);
@@ -87,12 +88,14 @@ function fillQuery(block, set, n, count) {
 function showNeighbours(set, n) {
   const shut = make("button", "shut", "close"), block = make("div", "query-block");
   shut.type = "button";
-  shut.addEventListener("click", () => { near.hidden = true; highlight(set, () => []); });
+  shut.addEventListener("click", () => { clearTimeout(pending); near.hidden = true; highlight(set, () => []); });
   near.replaceChildren(shut, make("h3", "", "Nearest to " + describe(set, n)), block);
   fillQuery(block, set, n, 12);
   near.hidden = false;
   near.dataset.of = n;
-  highlight(set, (map) => [n, ...map.neighbours.slice(n * map.k, (n + 1) * map.k)]);
+  // after the pictures are on the screen: a map of 5,000 dots takes a moment to redraw
+  clearTimeout(pending);
+  pending = setTimeout(() => highlight(set, (map) => [n, ...map.neighbours.slice(n * map.k, (n + 1) * map.k)]), 20);
 }
 
 // Ring the pictures that `chosen` names, the first with a thicker ring, in every map of the set.

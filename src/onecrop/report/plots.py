@@ -106,7 +106,10 @@ def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, pa
     for axis, (name, lines) in zip(axes[0], panels.items(), strict=False):
         for number, (label, points) in enumerate(lines.items()):
             colour = f"C{number}"
-            for key, look in (("ours", {"marker": "o"}), ("paper", {"marker": "o", "mfc": "none", "ls": ":"})):
+            looks = {"ours": {"marker": "o"}, "paper": {"marker": "o", "mfc": "none", "ls": ":"}}
+            for key, look in looks.items():
+                if (kind, key) == ("cost", "paper"):  # its hours are of other hardware, and not printed
+                    continue
                 drawn = sorted((x, y[key]) for x, y in points.items() if y[key] is not None)
                 if drawn:
                     x, y = zip(*drawn, strict=True)

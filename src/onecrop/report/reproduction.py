@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +13,7 @@ from onecrop.report.plots import plot_reproduction
 Row = dict[str, Any]
 
 
-def plan_text(
-    rows: Sequence[Row], num_detections: int, differences: Sequence[str], missing: Mapping[str, str], device: str
-) -> str:
+def plan_text(rows: Sequence[Row], num_detections: int, differences: Sequence[str], device: str) -> str:
     """The plan for a terminal."""
     width = max((len(row["run"]) for row in rows), default=3)
     lines = [f"{'run':<{width}}  {'data':<14} {'images':>9} {'epochs':>6} {'hours':>8}  state"]
@@ -36,7 +34,6 @@ def plan_text(
     )
     lines.append(f"probes{f' and {num_detections} detection runs' if num_detections else ''} come on top")
     lines += [f"not as in the paper: {difference}" for difference in differences]
-    lines += [f"missing: {name}: {remedy}" for name, remedy in missing.items()]
     return "\n".join(lines)
 
 

@@ -97,10 +97,11 @@ def probes(runs: Sequence[RunFolder], names: Sequence[str]) -> str:
         for row in last.values():
             how = f"{row.get('protocol', '')}; {row.get('split', '')}"
             fed = f"{row['image_size']} px: {row['resize']}; " if "resize" in row else ""
-            shown = [escape(row.get(key, "–")) for key in ("of", "evaluation", "data")]
-            rows.append([run_name(number, name), *shown, f"{row['accuracy']:.1f}", escape(fed + how)])
-    kinds = ["run", "run", "run", "text", "number", "long"]
-    parts = [table(["run", "features", "evaluation", "data", "%", "input and protocol"], rows, kinds)] if rows else []
+            of, evaluation, data = (escape(row.get(key, "–")) for key in ("of", "evaluation", "data"))
+            score = f"{row['accuracy']:.1f}"  # in front, where a phone shows it
+            rows.append([run_name(number, name), evaluation, score, data, of, escape(fed + how)])
+    kinds = ["run", "run", "number", "text", "run", "long"]
+    parts = [table(["run", "evaluation", "%", "data", "features", "input and protocol"], rows, kinds)] if rows else []
     return "".join([*parts, _shares(runs, names), _detection(runs, names)])
 
 

@@ -10,7 +10,7 @@ from onecrop.progress import Progress
 from onecrop.recipe import Recipe
 from onecrop.survey import forecast
 
-FILE = "forecasts.json"  # device and kind of run -> seconds an image
+FILE = "plan/forecasts.json"  # apart from result files; device and kind of run -> seconds an image
 LONGEST_STEP = 0.25  # seconds: of one kind among dozens, a rough figure will do
 MOST_ROWS = 100_000  # of a bank that is made only to time a step
 SIZES = {"cifar10": 32, "cifar100": 32, "shapes": 32, "digits": 32, "tiny-imagenet": 64, "imagenet": 224}

@@ -5,6 +5,7 @@ detection, `images` is the most training images that pretraining and probes may 
 replaced by others; that is said as well.
 """
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from onecrop.runs import Run
 DETECTION = ("voc07", "voc0712", "coco")
 UNTRAINED = "untrained"
 OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}  # training images
+LONGEST_NAME = 200  # bytes of a folder's; file systems take 255
 STAND_INS = ("cifar10", "cifar100", "tiny-imagenet", "imagenet", "voc", "coco")  # data that --use may replace
 
 
@@ -163,14 +165,22 @@ def name_of(training: Training, options: Options) -> str:
     data = options.use.get(training.data, training.data)
     parts = [training.method, options.use.get(training.backbone, training.backbone), Path(data).name]
     if training.method == UNTRAINED:
-        return "-".join(parts[:2]).replace("/", "-")
+        return _folder_name(parts[:2])
     if training.subset is not None:
         parts.append(str(training.subset))
     parts.append(f"{_scaled(training.epochs, options.scale)}e")
     if options.images is not None:
         parts.append(f"at-most-{options.images}")
     parts += [f"{name}={value}" for name, value in (*training.changes, *options.change.items())]
-    return "-".join([*parts, *([f"seed{options.seed}"] if options.seed else [])]).replace("/", "-")
+    return _folder_name([*parts, *([f"seed{options.seed}"] if options.seed else [])])
+
+
+def _folder_name(parts: Sequence[str]) -> str:
+    """Parts that do not fit into a file name are hashed."""
+    name = "-".join(parts).replace("/", "-")
+    if len(name.encode()) <= LONGEST_NAME:
+        return name
+    return f"{name[: LONGEST_NAME // 2]}-{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
 
 
 def detection_recipe(step: Step, kind: str, options: Options) -> DetectRecipe:
@@ -178,7 +188,7 @@ def detection_recipe(step: Step, kind: str, options: Options) -> DetectRecipe:
     backbone = (
         {"backbone": options.use.get(step.training.backbone, step.training.backbone)} if step.recipe is None else {}
     )
-    folder = f"{step.name}-{kind}-x{options.scale:g}" + "".join(f"-{k}={v}" for k, v in options.detect.items())
+    parts = [step.name, kind, f"x{options.scale:g}", *(f"{name}={value}" for name, value in options.detect.items())]
     return DetectRecipe().override(
         {
             "weights": weights,
@@ -187,7 +197,7 @@ def detection_recipe(step: Step, kind: str, options: Options) -> DetectRecipe:
             "seed": options.seed,
             "device": options.device,
             "data": str(detection_folder(kind, options)),
-            "out": str(Path(options.out) / "detect" / folder.replace("/", "-")),
+            "out": str(Path(options.out) / "detect" / _folder_name(parts)),
             **backbone,
             **options.detect,
         }

@@ -1,20 +1,24 @@
 """`onecrop reproduce`: plan, train, measure, and the table beside the paper's numbers, rewritten after every run."""
 
-import json
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from onecrop.detect.coco import coco_tools
 from onecrop.device import choose_device, describe
 from onecrop.errors import RecipeError, StoppedError, UserError
-from onecrop.map import report
+from onecrop.map import report, tsne_class
+from onecrop.report.figures import plotly
 from onecrop.report.reproduction import plan_text, write_reproduction
 from onecrop.reproduce.hours import Forecasts
-from onecrop.reproduce.measure import Found, measure, now
+from onecrop.reproduce.measure import Found, look_up, measure
 from onecrop.reproduce.plan import (
+    DETECTION,
     OFFICIAL,
     DataThere,
     Options,
@@ -23,12 +27,9 @@ from onecrop.reproduce.plan import (
     limited,
     look_for_data,
     make_plan,
-    name_of,
 )
 from onecrop.reproduce.tables import Cell, Table, find_table
 from onecrop.train import pretrain
-
-Key = tuple[str, str]  # the run's name, and what is measured on it
 
 
 def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_missing: bool = False) -> Path | None:
@@ -36,16 +37,33 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
     name, table = find_table(name)
     steps = make_plan(table, options)
     there = look_for_data(steps, options)
-    steps = [_limit(step, there, options) for step in steps]
-    print(f"{name}: {table.title}\n{describe_plan(steps, there, options)}", flush=True)
-    if plan_only:
-        return None
-    if there.missing and not skip_missing:
+    print(f"{name}: {table.title}")
+    for data, remedy in there.missing.items():
+        print(f"missing: {data}: {remedy}", flush=True)
+    if there.missing and not (skip_missing or plan_only):
         raise UserError(
             f"{len(there.missing)} data sets are missing, and nothing was started: get them, "
             "or pass --skip-missing to make the rows that can be made"
         )
-    return run_plan(name, table, [step for step in steps if can_run(step, options, there)], options)
+    steps = [_limit(step, there, options) for step in steps]
+    if not plan_only:
+        steps = [step for step in steps if can_run(step, options, there)]
+    print(describe_plan(steps, there, options), flush=True)
+    if plan_only:
+        return None
+    _need_packages(table, steps)
+    return run_plan(name, table, steps, options)
+
+
+def _need_packages(table: Table, steps: Sequence[Step]) -> None:
+    """Say what is not installed before the first run, not after the last."""
+    kinds = {measure.kind for step in steps for measure in step.measures}
+    if "coco" in kinds:
+        coco_tools()
+    if "map" in kinds:
+        tsne_class()
+    if table.picture == "page":
+        plotly()
 
 
 def _limit(step: Step, there: DataThere, options: Options) -> Step:
@@ -72,55 +90,68 @@ def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> 
         if images and not step.is_finished:
             row["hours"] = forecasts.hours(step.recipe, images)
         rows.append(row)
-    detections = {
-        (step.name, m.kind) for step in steps for m in step.measures if m.kind in ("voc07", "voc0712", "coco")
-    }
-    return plan_text(
-        rows, len(detections), options.differences(), there.missing, describe(choose_device(options.device))
-    )
+    detections = {(step.name, m.kind) for step in steps for m in step.measures if m.kind in DETECTION}
+    return plan_text(rows, len(detections), options.differences(), describe(choose_device(options.device)))
 
 
 def run_plan(name: str, table: Table, steps: Sequence[Step], options: Options) -> Path:
-    found, failed = dict[Key, Found](), dict[str, str]()
-    path = _write(name, table, found, failed, options)
+    """Train and measure what is not there yet; the table is made from the files of all its runs, after each one."""
+    failed = dict[str, str]()
+    path = _write(name, table, failed, options)
     for number, step in enumerate(steps, 1):
         print(f"\n[{number}/{len(steps)}] {step.name}", flush=True)
         try:
             if step.recipe is not None and not step.is_finished:
                 pretrain(step.recipe, resume=True)
             for what in step.measures:
-                found[step.name, f"{what.kind} {what.what}"] = measure(step, what, options)
+                measure(step, what, options)
         except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
             raise
         except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
             failed[step.name] = " ".join(str(error).split())[:300]
             print(f"{step.name} failed: {failed[step.name]}", file=sys.stderr, flush=True)
-        path = _write(name, table, found, failed, options)
+        path = _write(name, table, failed, options)
     if table.picture == "page":
-        runs = [step.recipe.out for step in steps if step.recipe is not None and step.name not in failed]
-        if runs:
-            # maps, where the figure is about them, are made; the page itself makes none anew
+        runs = [step.recipe.out for step in _all_steps(table, options) if step.recipe is not None and step.is_finished]
+        if runs:  # maps, where the figure is about them, have been made with its cells
             print(report(runs, Path(options.out) / f"{name}.html", points=0))
     return path
 
 
-def _write(name: str, table: Table, found: dict[Key, Found], failed: dict[str, str], options: Options) -> Path:
-    cells = []
+def _all_steps(table: Table, options: Options) -> list[Step]:
+    """Those of earlier calls, that asked for other methods or backbones, included."""
+    return make_plan(table, replace(options, methods=(), backbones=()))
+
+
+def _write(name: str, table: Table, failed: dict[str, str], options: Options) -> Path:
+    steps = {step.training: step for step in _all_steps(table, options)}
+    cells, fewer = [], dict[str, None]()
     for cell in table.cells:
-        run = None if cell.training is None else name_of(cell.training, options)
-        got = found.get((run or "", f"{cell.measure.kind} {cell.measure.what}"), {})
-        cells.append(_cell(cell, got, failed.get(run or ""), options))
+        step = steps.get(cell.training) if cell.training else None
+        got = (look_up(step, cell.measure, options) if step else None) or {}
+        cells.append(_cell(cell, got, failed.get(step.name) if step else None, options))
+        fewer |= dict.fromkeys(_fewer_images(cell, got, options))
     facts = {
         "title": f"{name}: {table.title}",
         "command": " ".join(["onecrop", *sys.argv[1:]]),
-        "date": now(),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "device": describe(choose_device(options.device)),
         "torch": torch.__version__,
         "scale": options.scale,
-        "differences": options.differences(),
+        "differences": [*options.differences(), *fewer],
         "notes": [table.note] if table.note else [],
     }
-    return write_reproduction(Path(options.out), name, facts, table.heads, json.loads(json.dumps(cells)), table.picture)
+    return write_reproduction(Path(options.out), name, facts, table.heads, cells, table.picture)
+
+
+def _fewer_images(cell: Cell, got: Found, options: Options) -> list[str]:
+    """Said where the copy of a data set is smaller than the official one."""
+    if cell.training is None or "images" not in got or cell.training.data in options.use:
+        return []
+    official = cell.training.subset or OFFICIAL[cell.training.data]
+    if got["images"] >= min(official, options.images or official):
+        return []
+    return [f"{cell.training.data} has {got['images']:,} training images here, not {official:,}"]
 
 
 def _cell(cell: Cell, got: Found, failure: str | None, options: Options) -> dict[str, Any]:
