@@ -137,7 +137,8 @@ def graph(identity: str, panel: Panel, meta: str = "") -> str:
     """A card with room for a figure; its JSON stands beside it, and the browser draws it."""
     figure = panel.figure.replace("<", "\\u003c")
     return (
-        f'<div class="card"><h3>{panel.title}</h3>{meta}<div class="graph" id="{identity}"></div>'
+        f'<div class="card"><h3>{panel.title}</h3>{meta}'
+        f'<div class="graph" id="{identity}" style="min-height:{panel.height}px"></div>'
         f'<script type="application/json" id="{identity}-figure">{figure}</script></div>'
     )
 
