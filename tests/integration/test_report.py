@@ -66,7 +66,7 @@ def test_both_runs_show_the_same_pictures_and_carry_them_once(page, runs):
     data = data_of(page)
     assert len(data["sets"]) == 1
     assert [one["set"] for one in data["maps"]] == [0, 0]
-    assert page.read_text().count("data:image/webp;base64,") == 1
+    assert page.read_text().count("{background-image:url(data:image/webp;base64,") == 1
     first = read_run(runs[0]).map
     assert len(first) == 60
     assert first.neighbours.shape == (60, 12)
