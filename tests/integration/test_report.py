@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from onecrop import Recipe, pretrain
+from onecrop import Recipe, evaluate, pretrain
 from onecrop.cli import main
 from onecrop.map import find_repeats, main_axes, make_map, nearest, report
 from onecrop.methods.sid import SidSettings
@@ -123,6 +123,20 @@ def test_a_run_that_is_not_finished_shows_its_curves_and_says_what_is_missing(ru
     assert "not finished (1 of 3 epochs)" in text
     assert "<h3>cross entropy</h3>" in text
     assert 'id="map0"' not in text
+
+
+def test_the_overview_shows_the_runs_own_scores(runs, tmp_path):
+    run = shutil.copytree(runs[1], tmp_path / "scored")
+    along = read_run(run).probes[-1]["accuracy"]
+    assert f'<td class="number">{along:.1f}</td>' in report([run], points=0).read_text()  # until it is evaluated
+    rows = [
+        evaluate(run, data, ("knn",), **how)[0]
+        for data, how in ((None, {"subset": 9}), ("digits", {}), (None, {"k": 5}))
+    ]
+    text = report([run], points=0).read_text()
+    overview = text[text.index('id="overview"') : text.index('id="curves"')]
+    assert f'<td class="number">{rows[2]["accuracy"]:.1f}</td></tr>' in overview
+    assert "stored at 8 px; the central square, enlarged to 16 px" in text
 
 
 def test_a_run_whose_pictures_are_gone_keeps_its_page(tmp_path, capsys):
