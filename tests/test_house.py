@@ -55,7 +55,7 @@ def test_the_core_starts_without_the_extras():
     """torch, torchvision, numpy and safetensors alone: everything else is imported where it is used."""
     code = (
         "import sys\n"
-        "extras = 'matplotlib sklearn scipy pandas timm tqdm rich faster_coco_eval pycocotools'\n"
+        "extras = 'matplotlib sklearn scipy pandas timm tqdm rich plotly faster_coco_eval pycocotools'\n"
         "for name in extras.split(): sys.modules[name] = None\n"
         "from onecrop.cli import main; sys.exit(main(['list', 'methods']))"
     )

@@ -76,6 +76,20 @@ def test_missing_data_is_said_before_anything_starts(tmp_path, capsys):
     assert not (out / "runs").exists()
 
 
+def test_rows_whose_data_is_there_can_be_made_alone(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(measure_module, "UNTRAINED_SIZE", 32)
+    table = TABLES["table2"]()
+    cells = tuple(cell for cell in table.cells if cell.column == "tiny-imagenet" and cell.row[0] == "resnet18")
+    monkeypatch.setitem(TABLES, "table2", lambda: table._replace(cells=cells))
+    out = tmp_path / "r"
+    arguments = f"reproduce table2 --data-dir {tmp_path} --use tiny-imagenet=digits --images 16 --with knn --out {out}"
+    assert main([*arguments.split(), "--device", "cpu", "--skip-missing"]) == 0
+    assert "missing: imagenet: " in capsys.readouterr().out
+    made = [cell["method"] for cell in cells_of(out, "table2") if cell["ours"]]
+    assert made == ["random init."]
+    assert "| resnet18 | sid (the paper's) | 10,000 | 200 | – (19.4) |" in (out / "table2.md").read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [

@@ -1,5 +1,6 @@
 """Figures of the page, as plotly's JSON. Colours that depend on light or dark are set in the browser."""
 
+import html
 import itertools
 import json
 from collections.abc import Iterator, Sequence
@@ -14,12 +15,14 @@ from onecrop.report.reading import PictureMap, RunFolder
 # Readable on white and on black, and apart from each other without red and green alone.
 COLOURS = ("#3b82c4", "#e07b39", "#3a9d6e", "#c65b9c", "#8a6fc9", "#b58a2b", "#3aa6b0", "#d0565b", "#7c8796", "#7a9a3a")
 MOST_CLASSES = 20  # with an entry of their own in the legend
+CURVE_HEIGHT = 230  # px
 HIGHLIGHT = "neighbours"  # the trace that the browser fills on a click
 
 
 class Panel(NamedTuple):
-    title: str
+    title: str  # HTML
     figure: str  # JSON
+    height: int  # px; room is kept before it is drawn, so that nothing moves when it is
 
 
 class Line(NamedTuple):
@@ -117,14 +120,14 @@ def _lines(title: str, axis: str, lines: Sequence[Line], names: Sequence[str]) -
         showlegend=False,
         hovermode="x unified",
         margin={"l": 52, "r": 12, "t": 8, "b": 40},
-        height=230,
+        height=CURVE_HEIGHT,
         xaxis={"title": {"text": axis}, "fixedrange": True, "automargin": True, "dtick": 1 if few else None},
         yaxis={"fixedrange": True, "automargin": True, "exponentformat": "power"},
     )
-    return Panel(title, _json(figure))
+    return Panel(html.escape(title), _json(figure), CURVE_HEIGHT)
 
 
-def scatter(found: PictureMap, height: int) -> str:
+def scatter(found: PictureMap, title: str, height: int) -> Panel:
     """The map: a dot a picture, `customdata` its number; a class a trace where there are not too many."""
     objects = plotly()
     figure = objects.Figure()
@@ -160,7 +163,7 @@ def scatter(found: PictureMap, height: int) -> str:
         legend={"orientation": "h", "y": -0.02, "yanchor": "top", "itemsizing": "constant", "font": {"size": 11}},
         height=height,
     )
-    return _json(figure)
+    return Panel(title, _json(figure), height)
 
 
 def class_colour(number: int, count: int) -> str:

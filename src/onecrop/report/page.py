@@ -13,7 +13,7 @@ import numpy as np
 from onecrop.errors import UserError
 from onecrop.files import printable, write_atomically
 from onecrop.report import sections
-from onecrop.report.figures import Panel, colour, curves, plotly, scatter
+from onecrop.report.figures import colour, curves, plotly, scatter
 from onecrop.report.reading import PictureMap, RunFolder, name_runs, read_run
 from onecrop.report.sections import escape
 
@@ -76,14 +76,11 @@ def _parts(
     sets: Sequence[PictureMap],
 ) -> list[tuple[str, str, str, str]]:
     """(id, title, introduction, content) of the sections that have something to show."""
-    panels = [Panel(escape(panel.title), panel.figure) for panel in curves(runs, names)]
-    drawn = "".join(sections.graph(f"curve{n}", panel) for n, panel in enumerate(panels))
+    drawn = "".join(sections.graph(f"curve{n}", panel) for n, panel in enumerate(curves(runs, names)))
     legend = "".join(f"<span>{sections.run_name(n, name)}</span>" for n, name in enumerate(names))
     height = 620 if len(mapped) == 1 else 460
     maps = "".join(
-        sections.graph(
-            f"map{place}", Panel(sections.run_name(n, names[n]), scatter(found, height)), sections.map_meta(found)
-        )
+        sections.graph(f"map{place}", scatter(found, sections.run_name(n, names[n]), height), sections.map_meta(found))
         for place, (n, found) in enumerate(mapped)
     )
     several = len(runs) > 1

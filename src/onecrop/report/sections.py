@@ -10,6 +10,7 @@ import numpy as np
 from onecrop.files import printable
 from onecrop.progress import duration, readable
 from onecrop.report.card import KIND
+from onecrop.report.comparison import is_own_score
 from onecrop.report.figures import Panel, colour
 from onecrop.report.reading import PictureMap, Row, RunFolder
 
@@ -72,10 +73,10 @@ def _cost(run: RunFolder) -> list[str]:
 
 
 def _last_scores(run: RunFolder) -> dict[str, float]:
-    """Of the finished run, on its own data."""
-    own = [row for row in run.results if row.get("of") == "pretrained" and row.get("data") == run.recipe.get("data")]
-    done = [row for row in own if "step" not in row] or own
-    return {row["evaluation"]: float(row["accuracy"]) for row in done if "accuracy" in row}
+    """Of the finished run on its own data, all labels and its input size; before that, of the last probe on the way."""
+    scored = [row for row in run.results if row.get("of") == "pretrained" and "accuracy" in row]
+    own = [row for row in scored if is_own_score(row, run.recipe)] or run.probes
+    return {row["evaluation"]: float(row["accuracy"]) for row in own}
 
 
 def notes(runs: Sequence[RunFolder], names: Sequence[str]) -> str:
@@ -137,7 +138,8 @@ def graph(identity: str, panel: Panel, meta: str = "") -> str:
     """A card with room for a figure; its JSON stands beside it, and the browser draws it."""
     figure = panel.figure.replace("<", "\\u003c")
     return (
-        f'<div class="card"><h3>{panel.title}</h3>{meta}<div class="graph" id="{identity}"></div>'
+        f'<div class="card"><h3>{panel.title}</h3>{meta}'
+        f'<div class="graph" id="{identity}" style="min-height:{panel.height}px"></div>'
         f'<script type="application/json" id="{identity}-figure">{figure}</script></div>'
     )
 
