@@ -16,7 +16,7 @@ from onecrop.evaluate import EVALUATIONS
 from onecrop.flags import Parser, add_fields, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
-from onecrop.recipe import Recipe, describe_hint, flag, hints
+from onecrop.recipe import Recipe, describe_hint, flag, hints, named_values
 from onecrop.recipes import RECIPES, named
 from onecrop.reproduce.tables import TABLES as PAPER
 from onecrop.runs import Run
@@ -166,7 +166,6 @@ def detect_verb(arguments: Sequence[str]) -> None:
 def reproduce_verb(arguments: Sequence[str]) -> None:
     """make a table or figure of the paper, at full size or shrunk, beside its numbers"""
     from onecrop.reproduce import Options, reproduce
-    from onecrop.reproduce.plan import fields_of
 
     parser = Parser(prog="onecrop reproduce", description=reproduce_verb.__doc__, allow_abbrev=False)
     parser.add_argument("table", help="list, or of: " + ", ".join(PAPER))
@@ -189,7 +188,9 @@ def reproduce_verb(arguments: Sequence[str]) -> None:
     if values["table"] == "list":
         list_verb(["tables"])
         return
-    values |= {name: fields_of(values[name], f"--{name}") for name in NAMED_VALUES}
+    values |= {name: named_values(values[name], f"--{name}") for name in NAMED_VALUES}
+    for name in ("change", "detect"):  # fields of recipes, written as flags are
+        values[name] = {field.replace("-", "_"): value for field, value in values[name].items()}
     values |= {name: tuple(filter(None, values[name].split(","))) for name in ("methods", "backbones")}
     table, flags = values.pop("table"), {"plan_only": values.pop("plan"), "skip_missing": values.pop("skip_missing")}
     path = reproduce(table, Options(**values), **flags)

@@ -4,7 +4,8 @@ Every member is a run folder of its own, so a comparison that was stopped goes o
 a row that says why, and the others go on.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import read_json_lines, write_atomically
 from onecrop.methods import METHODS
-from onecrop.recipe import Recipe
+from onecrop.recipe import Recipe, named_values
 from onecrop.recipes import named
 from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
 from onecrop.runs import Run
@@ -62,11 +63,8 @@ def sweep(
     """One recipe with changes, each "field=value field=value" -> the table's Markdown file. "" is the recipe itself."""
     members = {}
     for changes in tries:
-        pairs = [change.partition("=") for change in changes.split()]
-        wrong = next((name for name, equals, value in pairs if not (name and equals and value)), None)
-        if wrong is not None:
-            raise UserError(f"--try {changes!r} is not of the form field=value: see {wrong!r}")
-        recipe = base.override({name.replace("-", "_"): value for name, _, value in pairs})
+        pairs = named_values(changes.split(), "--try", "field=value")
+        recipe = base.override({name.replace("-", "_"): value for name, value in pairs.items()})
         for seed in range(base.seed, base.seed + seeds):
             name = " ".join(changes.split()).replace("/", "-") or "unchanged"
             members[f"{name}-{seed}"] = recipe.override({"seed": seed})
@@ -82,20 +80,31 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
     add_to_plan(out, {name: recipe.to_json() for name, recipe in members.items()})
     for number, (name, recipe) in enumerate(members.items()):
         print(f"\n[{number + 1}/{len(members)}] {name}", flush=True)
-        folder = out / name
-        try:
-            run = pretrain(recipe, resume=True)
-            rows = read_json_lines(run / "results.jsonl")
-            done = {row["evaluation"] for row in rows if is_own_score(row, Run(run).recipe().to_json())}
-            missing = tuple(evaluation for evaluation in evaluations if evaluation not in done)
-            if missing:
-                evaluate(run, evaluations=missing)
-            (folder / FAILURE).unlink(missing_ok=True)
-        except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
-            raise
-        except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
-            reason = " ".join(str(error).split())[:300]
-            print(f"{name} failed: {reason}", flush=True)
-            write_atomically(folder / FAILURE, reason.encode())
+        failure = attempt(partial(_train_and_score, recipe, evaluations))
+        if failure is None:
+            (out / name / FAILURE).unlink(missing_ok=True)
+        else:
+            print(f"{name} failed: {failure}", flush=True)
+            write_atomically(out / name / FAILURE, failure.encode())
         table = write_comparison(out)
     return table
+
+
+def _train_and_score(recipe: Recipe, evaluations: Sequence[str]) -> None:
+    run = pretrain(recipe, resume=True)
+    begun = Run(run).recipe().to_json()
+    done = {row["evaluation"] for row in read_json_lines(run / "results.jsonl") if is_own_score(row, begun)}
+    missing = tuple(evaluation for evaluation in evaluations if evaluation not in done)
+    if missing:
+        evaluate(run, evaluations=missing)
+
+
+def attempt(work: Callable[[], None]) -> str | None:
+    """Do one of several pieces of work -> why it failed, so that the others go on; None where it did not."""
+    try:
+        work()
+    except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
+        raise
+    except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
+        return " ".join(str(error).split())[:300]
+    return None

@@ -41,11 +41,12 @@ def embed(
 def _embed(run: Path | str, data: str, data_dir: str, device: str) -> tuple[Embedded, ImageSet]:
     _, facts = read_backbone(run)
     images = load(data, "train" if data in SOURCES else "all", Request(data_dir, facts["image_size"]))
-    features = _features(run, images, facts["image_size"], device)
+    features = features_of(run, images, facts["image_size"], device)
     return Embedded(images.files or tuple(map(str, range(len(images)))), features), images
 
 
-def _features(run: Path | str, images: ImageSet, image_size: int, device: str) -> NDArray[np.float32]:
+def features_of(run: Path | str, images: ImageSet, image_size: int, device: str) -> NDArray[np.float32]:
+    """[N, dim] of central crops."""
     probe = Probe(image_size, choose_device(device))
     return extract(load_backbone(run).to(probe.device), images, probe).cpu().numpy()
 
@@ -66,7 +67,7 @@ def search(
     _, facts = read_backbone(run)
     query = _one(Path(image), facts["image_size"])
     embedded, images = _embed(run, data or facts["data"], data_dir, device)
-    wanted = torch.from_numpy(_features(run, query, facts["image_size"], device))
+    wanted = torch.from_numpy(features_of(run, query, facts["image_size"], device))
     cosines = (F.normalize(torch.from_numpy(embedded.features), dim=1) @ F.normalize(wanted, dim=1)[0]).numpy()
     itself = np.array([_same_file(file, image) for file in embedded.files])
     order = [int(row) for row in np.argsort(-cosines, kind="stable") if not itself[row]][:count]

@@ -1,6 +1,7 @@
 """Files that are either whole or not there."""
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -34,6 +35,12 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
+
+
+def sha256_of(path: Path) -> str:
+    """As sha256sum prints it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:

@@ -4,7 +4,6 @@ A map lies in its run folder, in map/: points.npz (places, neighbours, labels), 
 sheet, as squares) and map.json (how it was made), which is written last: a map that has it is whole.
 """
 
-import hashlib
 import json
 import sys
 import time
@@ -20,11 +19,10 @@ from onecrop.data import SOURCES, ImageSet, load
 from onecrop.data.duplicates import Originals, look_at
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
-from onecrop.device import choose_device
+from onecrop.embed import features_of
 from onecrop.errors import UserError
-from onecrop.evaluate.features import Probe, extract
-from onecrop.files import atomically, write_json
-from onecrop.nets import load_backbone, read_backbone
+from onecrop.files import atomically, sha256_of, write_json
+from onecrop.nets import read_backbone
 from onecrop.report.page import write_page
 from onecrop.report.reading import MAP, MAP_FACTS, MAP_POINTS, MAP_SHEET, name_runs, read_run
 from onecrop.runs import Run
@@ -78,14 +76,21 @@ def make_map(
 
     The pictures are those of the test part where the data has one, else all. A map made before in the same way stays.
     """
-    folder = Path(run)
-    if not Run(folder).finished:
+    begun = Run(run)
+    folder = begun.folder
+    if not begun.finished:
         raise UserError(f"{folder} is not finished: there is no backbone yet")
     _, about = read_backbone(folder)
-    recipe = Run(folder).recipe()
+    recipe = begun.recipe()
     name = data or str(about["data"])
     part = "test" if (recipe.holdout and data is None) or name in SOURCES or has_test_part(name) else "train"
-    asked = {"data": name, "part": part, "points": points, "seed": seed, "backbone": _hash(folder)}
+    asked = {
+        "data": name,
+        "part": part,
+        "points": points,
+        "seed": seed,
+        "backbone": sha256_of(Run(folder).backbone_file),
+    }
     if _made(folder / MAP) == asked:
         return folder / MAP
     tsne_class()  # missing packages are said before the work
@@ -98,15 +103,8 @@ def make_map(
     if len(images) < FEWEST:
         raise UserError(f"{name} has {len(images)} images, and a map takes at least {FEWEST}")
     images = images.take(subset_index(len(images), min(points, len(images)), seed))
-    probe = Probe(int(about["image_size"]), choose_device(device))
-    features = extract(load_backbone(folder).to(probe.device), images, probe).cpu().numpy()
-    _write(folder / MAP, images, features, asked)
+    _write(folder / MAP, images, features_of(folder, images, int(about["image_size"]), device), asked)
     return folder / MAP
-
-
-def _hash(folder: Path) -> str:
-    with (folder / "backbone.safetensors").open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _made(folder: Path) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ fields; on the command line and in overrides the two stand side by side, by fiel
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -177,6 +177,15 @@ class Recipe:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def named_values(texts: Sequence[str], option: str, form: str = "name=value") -> dict[str, str]:
+    """["a=1", "c=3"] -> names and values. option: the flag they were given by."""
+    pairs = [text.partition("=") for text in texts]
+    wrong = next((name + equals for name, equals, value in pairs if not (name and equals and value)), None)
+    if wrong is not None:
+        raise UserError(f"{option} takes {form}, and {wrong!r} is not of that form")
+    return {name: value for name, _, value in pairs}
 
 
 def hints(cls: type) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from shlex import quote
 from typing import Any, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from onecrop.checkpoint import loop_state, restore_loop
 from onecrop.choices import choose_all, choose_image_size, describe_choices, settle
 from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
@@ -23,7 +24,7 @@ from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Backbone, module_name
 from onecrop.nets.norms import share_norms
 from onecrop.nets.weights import hash_weights, start_from
-from onecrop.optim import OPTIMIZERS, cosine, optimizer_tensors, restore_optimizer
+from onecrop.optim import OPTIMIZERS, cosine
 from onecrop.progress import EpochClock, Progress, duration, interruptible
 from onecrop.recipe import Recipe
 from onecrop.runs import Onlooker, Run, provenance
@@ -250,12 +251,7 @@ class Training:
 
     def _save(self) -> None:
         self._means()  # never replace a good checkpoint by a broken one
-        state = {f"method.{k}": v for k, v in self.method.state_dict().items()}
-        broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
-        if broken:
-            raise UserError(f"{broken[0]} is not finite at step {self.step}: lower --lr; the last checkpoint is kept")
-        state |= {f"optimizer.{k}": v for k, v in optimizer_tensors(self.optimizer, self.method).items()}
-        state |= {f"sums.{k}": v for k, v in self.train_step.sums.items()}
+        state = loop_state("method", self.method, self.optimizer, self.train_step.sums, self.step)
         self.run.save(self.step, whole_state(state, self.method.shards, self.loader.num_images, self.group))
         self.group.wait()  # nobody goes on, or ends, before it is written
 
@@ -266,17 +262,8 @@ class Training:
         if not self.step:
             return
         tensors = own_state(tensors, self.method.shards, self.group)
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)}
-
-        try:
-            self.method.load_state_dict(part("method."), strict=True)
-            restore_optimizer(self.optimizer, self.method, part("optimizer."))
-        except (RuntimeError, KeyError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.run.checkpoint_file} belongs to another run: {reason}") from None
-        self.train_step.sums = {k: v.to(self.device) for k, v in part("sums.").items()}
+        sums = restore_loop(tensors, "method", self.method, self.optimizer, self.run.checkpoint_file)
+        self.train_step.sums = {name: value.to(self.device) for name, value in sums.items()}
 
     def _finish(self) -> None:
         facts = {

@@ -9,6 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from onecrop.checkpoint import loop_state, restore_loop
 from onecrop.detect.batches import Batches
 from onecrop.detect.coco import coco_tools, load_coco
 from onecrop.detect.infer import detect_all
@@ -21,7 +22,6 @@ from onecrop.detect.voc import load_voc
 from onecrop.detect.weights import Start, load_start
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, seed_step
 from onecrop.errors import StoppedError, UserError
-from onecrop.optim import optimizer_tensors, restore_optimizer
 from onecrop.progress import Progress, duration, interruptible
 
 ROW_EVERY = 20  # steps a row of metrics
@@ -210,29 +210,15 @@ class Training:
 
     def _save(self) -> None:
         self._means()  # never replace a good checkpoint by a broken one
-        state = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        broken = [name for name, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
-        if broken:
-            raise UserError(f"{broken[0]} is not finite at step {self.step}: lower --lr; the last checkpoint is kept")
-        state |= {f"optimizer.{name}": value for name, value in optimizer_tensors(self.optimizer, self.model).items()}
-        self.run.save(self.step, state | {f"sums.{name}": value for name, value in self.sums.items()})
+        self.run.save(self.step, loop_state("model", self.model, self.optimizer, self.sums, self.step))
 
     def restore(self) -> None:
         """Go back to the run's last checkpoint, where it has one."""
         self.step, tensors = self.run.restore()
         if not self.step:
             return
-
-        def part(prefix: str) -> dict[str, Tensor]:
-            return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-
-        try:
-            self.model.load_state_dict(part("model."), strict=True)
-            restore_optimizer(self.optimizer, self.model, part("optimizer."))
-        except (RuntimeError, KeyError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise UserError(f"{self.run.checkpoint_file} belongs to another run: {reason}") from None
-        self.sums = {name: value.to(self.device) for name, value in part("sums.").items()}
+        sums = restore_loop(tensors, "model", self.model, self.optimizer, self.run.checkpoint_file)
+        self.sums = {name: value.to(self.device) for name, value in sums.items()}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -1,6 +1,5 @@
 """Weights into a network, strictly: every key and shape must match, and no other network is filled by accident."""
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from onecrop.errors import UserError
+from onecrop.files import sha256_of
 from onecrop.tensors import load_tensors
 
 # What torchvision and timm call the layers after the pooled features: a backbone has none of them.
@@ -74,9 +74,7 @@ def start_from(net: nn.Module, weights: str, backbone: str, stem: str | None) ->
 
 
 def hash_weights(weights: str, backbone: str) -> str:
-    """SHA-256 of the file, as sha256sum prints it."""
-    with weights_file(weights, backbone).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return sha256_of(weights_file(weights, backbone))
 
 
 def weights_file(weights: str, backbone: str) -> Path:

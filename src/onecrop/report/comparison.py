@@ -1,7 +1,5 @@
 """One table of a comparison, from its run folders: Markdown, CSV, LaTeX and a picture of accuracy against cost."""
 
-import csv
-import io
 import json
 import statistics
 from collections import defaultdict
@@ -11,6 +9,7 @@ from typing import Any
 from onecrop.errors import UserError
 from onecrop.files import read_json_lines, write_atomically, write_json
 from onecrop.report.plots import plot_cost
+from onecrop.report.tables import csv_text
 
 PLAN = "plan.json"  # folder name of each member -> its recipe
 FAILURE = "failure.txt"  # in a member's folder: why it has no result
@@ -65,8 +64,7 @@ def _facts(folder: Path) -> Row:
 
 def _protocols(folder: Path) -> list[str]:
     """How the scores of the table were taken: a line an evaluation."""
-    files = sorted(folder.glob("*/results.jsonl"))
-    rows = [row for file in files for row in read_json_lines(file) if row["of"] == "pretrained"]
+    rows = [row for file in sorted(folder.glob("*/recipe.json")) for row in _own_scores(file.parent)]
     return sorted({f"{row['evaluation']} ({row['data']}, {row['split']}): {row['protocol']}." for row in rows})
 
 
@@ -101,8 +99,7 @@ def _read(run: Path) -> Row:
     recipe = json.loads((run / "recipe.json").read_text())
     provenance = json.loads((run / "provenance.json").read_text())
     metrics = read_json_lines(run / "metrics.jsonl")
-    results = [r for r in read_json_lines(run / "results.jsonl") if r["of"] == "pretrained" and is_own_score(r, recipe)]
-    row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in results}}
+    row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in _own_scores(run)}}
     row |= {"crops": provenance["crops"], "networks": provenance["networks"]}
     if metrics:
         row["minutes"] = sum(m["seconds"] for m in metrics) / 60
@@ -110,6 +107,11 @@ def _read(run: Path) -> Row:
         memory = [m["peak_memory"] for m in metrics if m["peak_memory"]]
         row["memory_gb"] = max(memory) / 1e9 if memory else None
     return row
+
+
+def _own_scores(run: Path) -> list[Row]:
+    recipe = json.loads((run / "recipe.json").read_text())
+    return [r for r in read_json_lines(run / "results.jsonl") if r["of"] == "pretrained" and is_own_score(r, recipe)]
 
 
 def is_own_score(result: Row, recipe: Row) -> bool:
@@ -172,7 +174,6 @@ def markdown(rows: list[Row]) -> str:
 
 def as_csv(rows: list[Row]) -> str:
     """Numbers in full; a score has its mean and its standard deviation over the seeds."""
-    text = io.StringIO()
     flat = []
     for row in rows:
         plain = {k: v for k, v in row.items() if not isinstance(v, tuple)}
@@ -180,11 +181,7 @@ def as_csv(rows: list[Row]) -> str:
             if isinstance(value, tuple):
                 plain[name], plain[f"{name} std"] = value
         flat.append(plain)
-    names = list(dict.fromkeys(name for row in flat for name in row))
-    writer = csv.DictWriter(text, names, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    return csv_text(flat)
 
 
 def latex(rows: list[Row]) -> str:

@@ -1,7 +1,5 @@
 """A reproduced table beside the paper's numbers: Markdown to read, CSV and JSON with all that each cell depends on."""
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +7,7 @@ from typing import Any
 from onecrop.errors import UserError
 from onecrop.files import write_atomically, write_json
 from onecrop.report.plots import plot_reproduction
+from onecrop.report.tables import csv_text
 
 Row = dict[str, Any]
 
@@ -109,12 +108,7 @@ def table(rows: Sequence[Row]) -> str:
 
 def as_csv(heads: Sequence[str], cells: Sequence[Row], scale: float) -> str:
     """A line a cell, with all that it depends on."""
-    text = io.StringIO()
-    flat = [
+    return csv_text(
         {**dict(zip(heads, cell["row"], strict=True)), **{k: v for k, v in cell.items() if k != "row"}, "scale": scale}
         for cell in cells
-    ]
-    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in flat for name in row)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(flat)
-    return text.getvalue()
+    )

@@ -1,6 +1,8 @@
 """Result rows as text."""
 
-from collections.abc import Sequence
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 
@@ -38,3 +40,12 @@ def share_table(rows: Sequence[dict[str, Any]]) -> str:
         cells = " | ".join(f"{value[way, share]:.1f}" for way in ways)
         lines.append(f"| {100 * share:g} % ({count:,}) | {cells} |")
     return "\n".join(lines)
+
+
+def csv_text(rows: Iterable[dict[str, Any]]) -> str:
+    """A column for every key, in the order they come; numbers in full."""
+    rows, text = list(rows), io.StringIO()
+    writer = csv.DictWriter(text, list(dict.fromkeys(name for row in rows for name in row)), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()

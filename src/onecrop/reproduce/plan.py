@@ -275,12 +275,3 @@ def limited(recipe: Recipe, total: int, images: int | None) -> Recipe:
     wanted = min(total, recipe.subset or total, images or total)
     batch = min(recipe.batch_size or wanted, wanted)
     return recipe.override({"subset": wanted if wanted < total else None, "batch_size": batch})
-
-
-def fields_of(texts: Sequence[str], flag: str) -> dict[str, str]:
-    """["a=1", "c=3"] -> fields and values."""
-    pairs = [text.partition("=") for text in texts]
-    wrong = next((name + equals for name, equals, value in pairs if not (name and equals and value)), None)
-    if wrong is not None:
-        raise UserError(f"{flag} takes name=value, and {wrong!r} is not of that form")
-    return {name.replace("-", "_") if flag != "--use" else name: value for name, _, value in pairs}

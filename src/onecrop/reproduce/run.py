@@ -3,15 +3,14 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
-
+from onecrop.compare import attempt
 from onecrop.detect.coco import coco_tools
 from onecrop.device import choose_device, describe
-from onecrop.errors import RecipeError, StoppedError, UserError
+from onecrop.errors import UserError
 from onecrop.map import report, tsne_class
 from onecrop.report.figures import plotly
 from onecrop.report.reproduction import plan_text, write_reproduction
@@ -29,6 +28,7 @@ from onecrop.reproduce.plan import (
     make_plan,
 )
 from onecrop.reproduce.tables import Cell, Table, find_table
+from onecrop.runs import circumstances
 from onecrop.train import pretrain
 
 
@@ -100,22 +100,23 @@ def run_plan(name: str, table: Table, steps: Sequence[Step], options: Options) -
     path = _write(name, table, failed, options)
     for number, step in enumerate(steps, 1):
         print(f"\n[{number}/{len(steps)}] {step.name}", flush=True)
-        try:
-            if step.recipe is not None and not step.is_finished:
-                pretrain(step.recipe, resume=True)
-            for what in step.measures:
-                measure(step, what, options)
-        except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
-            raise
-        except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
-            failed[step.name] = " ".join(str(error).split())[:300]
-            print(f"{step.name} failed: {failed[step.name]}", file=sys.stderr, flush=True)
+        failure = attempt(partial(_train_and_measure, step, options))
+        if failure is not None:
+            failed[step.name] = failure
+            print(f"{step.name} failed: {failure}", file=sys.stderr, flush=True)
         path = _write(name, table, failed, options)
     if table.picture == "page":
         runs = [step.recipe.out for step in _all_steps(table, options) if step.recipe is not None and step.is_finished]
         if runs:  # maps, where the figure is about them, have been made with its cells
             print(report(runs, Path(options.out) / f"{name}.html", points=0))
     return path
+
+
+def _train_and_measure(step: Step, options: Options) -> None:
+    if step.recipe is not None and not step.is_finished:
+        pretrain(step.recipe, resume=True)
+    for what in step.measures:
+        measure(step, what, options)
 
 
 def _all_steps(table: Table, options: Options) -> list[Step]:
@@ -131,12 +132,11 @@ def _write(name: str, table: Table, failed: dict[str, str], options: Options) ->
         got = (look_up(step, cell.measure, options) if step else None) or {}
         cells.append(_cell(cell, got, failed.get(step.name) if step else None, options))
         fewer |= dict.fromkeys(_fewer_images(cell, got, options))
+    now = circumstances(choose_device(options.device))
     facts = {
         "title": f"{name}: {table.title}",
-        "command": " ".join(["onecrop", *sys.argv[1:]]),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": describe(choose_device(options.device)),
-        "torch": torch.__version__,
+        **{key: now[key] for key in ("command", "date", "device")},
+        "torch": now["versions"]["torch"],
         "scale": options.scale,
         "differences": [*options.differences(), *fewer],
         "notes": [table.note] if table.note else [],
