@@ -18,7 +18,7 @@ from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints, named_values
 from onecrop.recipes import RECIPES, named
-from onecrop.reproduce.tables import TABLES as PAPER
+from onecrop.reproduce.catalogue import TABLES as PAPER
 from onecrop.runs import Run
 from onecrop.train import pretrain
 from onecrop.verbs import (
@@ -182,7 +182,9 @@ def reproduce_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--data-dir", default="data", help="where data sets lie [data]")
     parser.add_argument("--out", default="runs/reproduce", help="folder of runs and tables [runs/reproduce]")
     parser.add_argument("--skip-missing", action="store_true", help="make the rows whose data is there")
+    parser.add_argument("--recipe", default="paper", metavar="NAME", help="of the paper's method [paper]")
     parser.add_argument("--seed", type=int, default=0, help="of every run [0]")
+    parser.add_argument("--seeds", type=count, default=1, help="runs of each row, with seeds from --seed on [1]")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N [auto]")
     values = vars(parser.parse(arguments))
     if values["table"] == "list":

@@ -43,6 +43,20 @@ def test_terms_are_the_papers_objective(kl, cutmix):
         torch.testing.assert_close(terms["sqrt_kl"], 3.0 * expected.sqrt_kl)
 
 
+@pytest.mark.parametrize("cutmix", [0.0, 0.5])
+def test_the_proximal_term_pulls_a_feature_to_the_rows_of_what_is_in_the_picture(cutmix):
+    made, loader = build(kl="none", cutmix=cutmix, proximal_weight=7.0)
+    batch, before = loader.batch(0), made.bank.weight.clone()
+    x, partner, mix = CutMix(cutmix)(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
+    z = made.features(x).detach()
+    total = 0.0
+    for i in range(len(z)):
+        near = (z[i] - before[batch.index[i]]).square().sum()
+        other = near if partner is None else (z[i] - before[batch.index[partner[i]]]).square().sum()
+        total += float(mix * near + (1 - mix) * other)
+    assert float(made(batch)["proximal"].detach()) == pytest.approx(7 * total / len(z), rel=1e-5)
+
+
 @pytest.mark.parametrize("update", ["plain", "corrected"])
 @pytest.mark.parametrize("momentum", [0.0, 0.5])
 def test_the_bank_is_read_before_it_is_written(update, momentum):

@@ -56,12 +56,52 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
     assert len(before) == 4
     gone = next(folder for folder in (out / "runs").iterdir() if "kl=l1" in folder.name)
     (gone / "results.jsonl").unlink()  # as if killed before its probe
+    record = (out / "found.jsonl").read_text().splitlines()
+    assert [line for line in record if "kl=l1" in line] == record[1:2]
+    (out / "found.jsonl").write_text("\n".join([*record[:1], *record[2:]]) + "\n")
     assert main(["reproduce", "table6", *SMALL, "--use", "tiny-imagenet=shapes", "--out", str(out), "--plan"]) == 0
     plan = capsys.readouterr().out
     assert plan.count(" finished\n") == 2  # shared with Table 8
     assert main(arguments) == 0
     assert trained(out) == before
     assert [cell["ours"] for cell in cells_of(out, "table8")] == [cell["ours"] for cell in cells]
+
+
+def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):
+    out, arguments = tmp_path / "r", ["reproduce", "table8", *SMALL, "--out", str(tmp_path / "r")]
+    assert main(arguments) == 0
+    made = (out / "table8.md").read_text()
+    shutil.rmtree(out / "runs")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    shutil.copy(out / "found.jsonl", elsewhere)
+    monkeypatch.setattr(run_module, "pretrain", lambda *_, **__: pytest.fail("trained again"))
+    capsys.readouterr()
+    again = [str(elsewhere) if value == str(out) else value for value in arguments]
+    assert main([*again, "--data-dir", str(tmp_path / "no data")]) == 0
+    assert "0 runs to do" in capsys.readouterr().out
+    assert (elsewhere / "table8.md").read_text().splitlines()[-8:] == made.splitlines()[-8:]
+    assert json.loads((elsewhere / "table8.json").read_text())["device"].startswith("cpu")
+
+
+def test_rows_have_several_seeds_and_another_recipe(tmp_path):
+    out = tmp_path / "r"
+    wide = ["reproduce", "relation", *SMALL, "--change", "hidden=16", "--recipe", "sid-small", "--out", str(out)]
+    assert main([*wide, "--seeds", "2"]) == 0
+    cells = [cell for cell in cells_of(out, "relation-sid-small") if cell["column"] == "knn"]
+    assert [cell["share of neighbours"] for cell in cells] == ["0", "0.25", "0.5", "0.75"]
+    assert {cell["seeds"] for cell in cells} == {"2"}
+    found = [json.loads(line) for line in (out / "found.jsonl").read_text().splitlines()]
+    first = [row["value"] for row in found if row["evaluation"] == "knn" and "relation" not in row["of"]]
+    assert len(first) == 2  # the recipe's own run, twice
+    assert float(cells[0]["ours"]) == pytest.approx(sum(first) / 2)
+    assert float(cells[0]["std"]) == pytest.approx(abs(first[0] - first[1]) / 2**0.5)
+    assert {row["optimizer"] for row in found} == {"muon"}
+    assert "- the recipe sid-small for the paper's method" in (out / "relation-sid-small.md").read_text()
+    assert sorted(run.name for run in (out / "runs").iterdir() if "seed1" not in run.name) == [
+        f"sid-sid-small-tiny-digits-2e-at-most-64-{change}image_size=16-dim=16-hidden=16"
+        for change in ("", "relation=0.25-", "relation=0.5-", "relation=0.75-")
+    ]
 
 
 def test_missing_data_is_said_before_anything_starts(tmp_path, capsys):
@@ -101,6 +141,7 @@ def test_rows_whose_data_is_there_can_be_made_alone(tmp_path, capsys, monkeypatc
         ("table8 --change dims=3", "unknown field 'dims'"),
         ("table8 --detect scale=0.1", "the table decides it"),
         ("table8 --methods moco", "no row of this table is left to run"),
+        ("table8 --recipe moco-small", "is not one of the paper's method: use one of demo, paper, sid-small"),
         ("table8 --with probing", "unknown evaluation 'probing'"),
     ],
 )

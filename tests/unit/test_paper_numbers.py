@@ -7,8 +7,9 @@ import pytest
 from onecrop.errors import UserError
 from onecrop.recipe import Recipe
 from onecrop.reproduce import numbers
-from onecrop.reproduce.plan import Options, make_plan
-from onecrop.reproduce.tables import TABLES, find_table
+from onecrop.reproduce.catalogue import TABLES, find_table
+from onecrop.reproduce.options import Options
+from onecrop.reproduce.plan import make_plan
 from tests.conftest import DATA
 
 PAPER = DATA.parent / "paper" / "paper.tex"
@@ -112,3 +113,23 @@ def test_tables_share_their_runs():
     assert len(ablation & weights) == 2  # with SqrtKL, and λ = 0
     with pytest.raises(UserError, match="did you mean 'table3'"):
         find_table("tabel3")
+
+
+def test_few_images_are_seen_for_as_many_epochs_or_for_as_many_steps():
+    steps = make_plan(find_table("data")[1], Options(scale=0.25))
+    seen = {(step.recipe.method, step.recipe.subset, step.recipe.epochs) for step in steps}
+    for method in ("sid", "moco"):
+        assert {(images, epochs) for name, images, epochs in seen if name == method} == {
+            *((images, 100) for images in (2500, 5000, 10_000, None)),
+            (2500, 2000),
+            (5000, 1000),
+            (10_000, 500),
+        }
+
+
+def test_every_rival_is_trained_by_muon_too():
+    recipes = [step.recipe for step in make_plan(find_table("rivals")[1], Options())]
+    own, by_muon = recipes[::2], recipes[1::2]
+    assert [recipe.method for recipe in own] == [recipe.method for recipe in by_muon]
+    assert {recipe.optimizer for recipe in own} == {"sgd"}
+    assert {(recipe.optimizer, recipe.lr, recipe.weight_decay) for recipe in by_muon} == {("muon", 0.02, 0.05)}

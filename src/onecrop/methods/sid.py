@@ -34,6 +34,7 @@ class SidSettings(Settings):
     kl_temperature: Annotated[float, "of SqrtKL, on the raw cosines: with one temperature for both it fails"] = 1.0
     kl: Annotated[KL, "the self-distillation term: SqrtKL, one of its two parts, or none"] = "sqrt"
     kl_weight: Annotated[float, "λ"] = 20.0
+    proximal_weight: Annotated[float, "weight of ‖z − w‖², NPID's term in its place; 0 switches it off"] = 0.0
     calibrate: Annotated[bool, "start the bank from the untrained network's features"] = True
     update: Annotated[Literal["corrected", "plain"], "rule of the bank: Grad Update or the plain one"] = "corrected"
     bank_momentum: Annotated[float, "m"] = 0.5
@@ -93,12 +94,18 @@ class Sid(Method):
             relation=Relation(self.relation_weight, s.relation_temperature) if s.relation else None,
             group=self.group,
         )
+        terms = {"cross_entropy": out.cross_entropy}
+        if s.kl != "none":
+            terms["sqrt_kl"] = s.kl_weight * out.sqrt_kl
+        if s.proximal_weight:
+            last = self.bank.rows(batch.index).to(z.dtype)
+            last = last if partner is None else mix * last + (1 - mix) * last[partner]
+            terms["proximal"] = s.proximal_weight * 2 * (1 - (z * last).sum(1)).mean()  # ‖z − w‖² of unit vectors
         probabilities = out.batch_probabilities if s.update == "corrected" else None
         self.bank.update(batch.index, z.detach(), probabilities)  # written after it was read
         correction = (corrected_direction(z.detach(), out.batch_probabilities) - z.detach()).norm(dim=1).mean()
         self.watch = {"accuracy": out.accuracy, "spread": spread(z), "correction": correction}
-        terms = {"cross_entropy": out.cross_entropy}
-        return terms if s.kl == "none" else terms | {"sqrt_kl": s.kl_weight * out.sqrt_kl}
+        return terms
 
     def rows(self, index: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
         """-> the rows that the loss runs over, those of them that this process holds; where each image's own stands."""

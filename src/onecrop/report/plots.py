@@ -136,8 +136,8 @@ def _panels(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, d
             ] = cell
         elif kind == "line":
             panels.setdefault("", {}).setdefault("", {})[float(row[0])] = cell
-        elif hours.get(row) is not None:
-            panels.setdefault("", {}).setdefault(row[0], {})[hours[row]] = cell
+        elif hours.get(row) is not None and cell["column"] != "memory, MB":
+            panels.setdefault(cell["column"], {}).setdefault(", ".join(row), {})[hours[row]] = cell
     return panels
 
 

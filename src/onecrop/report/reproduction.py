@@ -96,7 +96,9 @@ def cell_text(cell: Row) -> str:
 
 
 def _number(cell: Row) -> str:
-    return hours_text(cell["ours"]) if cell["column"] == "hours" else f"{cell['ours']:.1f}"
+    if cell["column"] == "hours":
+        return hours_text(cell["ours"])
+    return f"{cell['ours']:.1f}" + (f" ± {cell['std']:.1f}" if cell["std"] is not None else "")
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -1,7 +1,7 @@
-"""The paper's tables and figures, one command each, at full size or honestly shrunk."""
+"""The paper's tables and figures, and the tests of its claims: one command each, at full size or honestly shrunk."""
 
-from onecrop.reproduce.plan import Options
+from onecrop.reproduce.catalogue import TABLES
+from onecrop.reproduce.options import Options
 from onecrop.reproduce.run import reproduce
-from onecrop.reproduce.tables import TABLES
 
 __all__ = ["TABLES", "Options", "reproduce"]

@@ -30,6 +30,7 @@ class Forecasts:
         size = recipe.image_size or SIZES.get(recipe.data)
         device = describe(choose_device(recipe.device))
         kind = f"{device}: {recipe.method} {recipe.backbone} {size} px, batch {recipe.batch_size}, {rows} images"
+        kind += f", {recipe.optimizer}"
         if kind not in self.known:
             self.progress.update(f"timing a few steps: {recipe.method}, {recipe.backbone}")
             try:

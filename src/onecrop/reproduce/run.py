@@ -1,5 +1,6 @@
 """`onecrop reproduce`: plan, train, measure, and the table beside the paper's numbers, rewritten after every run."""
 
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,20 +15,13 @@ from onecrop.errors import UserError
 from onecrop.map import report, tsne_class
 from onecrop.report.figures import plotly
 from onecrop.report.reproduction import plan_text, write_reproduction
+from onecrop.reproduce.catalogue import find_table
 from onecrop.reproduce.hours import Forecasts
-from onecrop.reproduce.measure import Found, look_up, measure
-from onecrop.reproduce.plan import (
-    DETECTION,
-    OFFICIAL,
-    DataThere,
-    Options,
-    Step,
-    can_run,
-    limited,
-    look_for_data,
-    make_plan,
-)
-from onecrop.reproduce.tables import Cell, Table, find_table
+from onecrop.reproduce.measure import Found, Record
+from onecrop.reproduce.needed import OFFICIAL, DataThere, can_run, look_for_data
+from onecrop.reproduce.options import Options
+from onecrop.reproduce.plan import DETECTION, Step, limited, make_plan, plan_step
+from onecrop.reproduce.tables import Cell, Table
 from onecrop.runs import circumstances
 from onecrop.train import pretrain
 
@@ -35,7 +29,9 @@ from onecrop.train import pretrain
 def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_missing: bool = False) -> Path | None:
     """Make a table or figure of the paper -> its Markdown file, or None where only the plan was asked for."""
     name, table = find_table(name)
-    steps = make_plan(table, options)
+    name += "" if options.recipe == "paper" else f"-{options.recipe}"
+    record = Record(options)
+    steps = [record.left(step) for step in make_plan(table, options)]
     there = look_for_data(steps, options)
     print(f"{name}: {table.title}")
     for data, remedy in there.missing.items():
@@ -45,14 +41,15 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
             f"{len(there.missing)} data sets are missing, and nothing was started: get them, "
             "or pass --skip-missing to make the rows that can be made"
         )
-    steps = [_limit(step, there, options) for step in steps]
+    steps = [_limit(step, there) for step in steps]
     if not plan_only:
-        steps = [step for step in steps if can_run(step, options, there)]
+        steps = [step for step in steps if can_run(step, there)]
     print(describe_plan(steps, there, options), flush=True)
     if plan_only:
         return None
+    steps = [step for step in steps if step.measures]
     _need_packages(table, steps)
-    return run_plan(name, table, steps, options)
+    return run_plan(name, table, steps, record, options)
 
 
 def _need_packages(table: Table, steps: Sequence[Step]) -> None:
@@ -66,12 +63,12 @@ def _need_packages(table: Table, steps: Sequence[Step]) -> None:
         plotly()
 
 
-def _limit(step: Step, there: DataThere, options: Options) -> Step:
+def _limit(step: Step, there: DataThere) -> Step:
     """With the images that the data has; a finished run is what it is."""
     if step.recipe is None or step.is_finished:
         return step
     total = there.counts.get(step.recipe.data) or OFFICIAL.get(step.recipe.data)
-    return step if total is None else step._replace(recipe=limited(step.recipe, total, options.images))
+    return step if total is None else step._replace(recipe=limited(step.recipe, total, step.options.images))
 
 
 def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> str:
@@ -83,60 +80,62 @@ def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> 
         data = step.recipe.data
         total = there.counts.get(data) or OFFICIAL.get(data)  # hours may be known before the data is there
         images = step.recipe.subset or total
-        state = "finished" if step.is_finished else "begun" if Path(step.recipe.out).exists() else "to do"
+        done = step.is_finished or not step.measures
+        state = "finished" if done else "begun" if Path(step.recipe.out).exists() else "to do"
         state = "data missing" if data in there.missing else state
         row: dict[str, Any] = {"run": step.name, "data": data, "images": images, "epochs": step.recipe.epochs}
         row["state"] = state
-        if images and not step.is_finished:
+        if images and not done:
             row["hours"] = forecasts.hours(step.recipe, images)
         rows.append(row)
     detections = {(step.name, m.kind) for step in steps for m in step.measures if m.kind in DETECTION}
     return plan_text(rows, len(detections), options.differences(), describe(choose_device(options.device)))
 
 
-def run_plan(name: str, table: Table, steps: Sequence[Step], options: Options) -> Path:
-    """Train and measure what is not there yet; the table is made from the files of all its runs, after each one."""
+def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, options: Options) -> Path:
+    """Train and measure what is not there yet; the table is made from all that was measured, after each run."""
     failed = dict[str, str]()
-    path = _write(name, table, failed, options)
+    path = _write(name, table, record, failed, options)
     for number, step in enumerate(steps, 1):
         print(f"\n[{number}/{len(steps)}] {step.name}", flush=True)
-        failure = attempt(partial(_train_and_measure, step, options))
+        failure = attempt(partial(_train_and_measure, step, record))
         if failure is not None:
             failed[step.name] = failure
             print(f"{step.name} failed: {failure}", file=sys.stderr, flush=True)
-        path = _write(name, table, failed, options)
+        path = _write(name, table, record, failed, options)
     if table.picture == "page":
-        runs = [step.recipe.out for step in _all_steps(table, options) if step.recipe is not None and step.is_finished]
+        everything = make_plan(table, replace(options, methods=(), backbones=()))  # those of earlier calls included
+        runs = [step.recipe.out for step in everything if step.recipe is not None and step.is_finished]
         if runs:  # maps, where the figure is about them, have been made with its cells
             print(report(runs, Path(options.out) / f"{name}.html", points=0))
     return path
 
 
-def _train_and_measure(step: Step, options: Options) -> None:
+def _train_and_measure(step: Step, record: Record) -> None:
     if step.recipe is not None and not step.is_finished:
         pretrain(step.recipe, resume=True)
     for what in step.measures:
-        measure(step, what, options)
+        record.measure(step, what)
 
 
-def _all_steps(table: Table, options: Options) -> list[Step]:
-    """Those of earlier calls, that asked for other methods or backbones, included."""
-    return make_plan(table, replace(options, methods=(), backbones=()))
-
-
-def _write(name: str, table: Table, failed: dict[str, str], options: Options) -> Path:
-    steps = {step.training: step for step in _all_steps(table, options)}
+def _write(name: str, table: Table, record: Record, failed: dict[str, str], options: Options) -> Path:
     cells, fewer = [], dict[str, None]()
     for cell in table.cells:
-        step = steps.get(cell.training) if cell.training else None
-        got = (look_up(step, cell.measure, options) if step else None) or {}
-        cells.append(_cell(cell, got, failed.get(step.name) if step else None, options))
-        fewer |= dict.fromkeys(_fewer_images(cell, got, options))
+        steps = [] if cell.training is None else [plan_step(cell, one) for one in options.each_seed()]
+        found = [got for step in steps if (got := record.get(step, cell.measure))]
+        failure = next((failed[step.name] for step in steps if step.name in failed), None)
+        cells.append(_cell(cell, found, failure, options))
+        fewer |= dict.fromkeys(_fewer_images(cell, found, options))
     now = circumstances(choose_device(options.device))
+    days = {cell["date"][:10] for cell in cells if "date" in cell} or {now["date"][:10]}
+    devices = {cell["device"] for cell in cells if "device" in cell} or {now["device"]}
+    versions = {cell["torch"] for cell in cells if "torch" in cell} or {now["versions"]["torch"]}
     facts = {
         "title": f"{name}: {table.title}",
-        **{key: now[key] for key in ("command", "date", "device")},
-        "torch": now["versions"]["torch"],
+        "command": now["command"],
+        "date": ", ".join(sorted(days)),
+        "device": ", ".join(sorted(devices)),
+        "torch": ", ".join(sorted(versions)),
         "scale": options.scale,
         "differences": [*options.differences(), *fewer],
         "notes": [table.note] if table.note else [],
@@ -144,27 +143,32 @@ def _write(name: str, table: Table, failed: dict[str, str], options: Options) ->
     return write_reproduction(Path(options.out), name, facts, table.heads, cells, table.picture)
 
 
-def _fewer_images(cell: Cell, got: Found, options: Options) -> list[str]:
+def _fewer_images(cell: Cell, found: Sequence[Found], options: Options) -> list[str]:
     """Said where the copy of a data set is smaller than the official one."""
-    if cell.training is None or "images" not in got or cell.training.data in options.use:
+    if cell.training is None or not found or "images" not in found[0] or cell.training.data in options.use:
         return []
-    official = cell.training.subset or OFFICIAL[cell.training.data]
-    if got["images"] >= min(official, options.images or official):
+    official, images = cell.training.subset or OFFICIAL[cell.training.data], found[0]["images"]
+    if images >= min(official, options.images or official):
         return []
-    return [f"{cell.training.data} has {got['images']:,} training images here, not {official:,}"]
+    return [f"{cell.training.data} has {images:,} training images here, not {official:,}"]
 
 
-def _cell(cell: Cell, got: Found, failure: str | None, options: Options) -> dict[str, Any]:
-    value = got.get("value")
+def _cell(cell: Cell, found: Sequence[Found], failure: str | None, options: Options) -> dict[str, Any]:
+    """The mean over the seeds that were measured, their spread, and the circumstances of the first."""
+    values = [got["value"] for got in found if got["value"] is not None]
+    mean = statistics.mean(values) if values else None
     comparable = cell.measure.kind not in ("hours", "memory") and not options.stands_in(cell)
+    told = {key: value for key, value in found[0].items() if key != "value"} if found else {}
     return {
         "row": list(cell.row),
         "column": cell.column,
-        "ours": value,
+        "ours": mean,
+        "std": statistics.stdev(values) if len(values) > 1 else None,
+        "seeds": len(values),
         "paper": cell.paper,
-        "difference": None if value is None or cell.paper is None or not comparable else value - cell.paper,
+        "difference": None if mean is None or cell.paper is None or not comparable else mean - cell.paper,
         "quoted": cell.training is None,
         "paper_epochs": None if cell.training is None else cell.training.epochs,
         "failure": failure,
-        **{key: value for key, value in got.items() if key != "value"},
+        **told,
     }

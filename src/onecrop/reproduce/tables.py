@@ -4,10 +4,9 @@ A cell without a run is one that the paper itself quotes from others. Where the 
 rival was trained on ImageNet, the published ones of its authors are taken.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from onecrop.errors import unknown
 from onecrop.reproduce import numbers
 
 NAMES = {
@@ -37,9 +36,9 @@ class Training(NamedTuple):
 
 
 class Measure(NamedTuple):
-    """What is measured on a run: "linear" on a data set, "hours", "memory", "map", or detection on a set."""
+    """What is measured on a run: a probe on a data set, "hours", "memory", "map", or detection on a set."""
 
-    kind: str  # linear, hours, memory, map, voc07, voc0712, coco
+    kind: str  # linear, linear-fast, knn, hours, memory, map, voc07, voc0712, coco
     what: str = ""  # the data set; of detection "boxes AP50" and the like
 
 
@@ -218,12 +217,10 @@ def kl_weight() -> Table:
 
 
 def _curve(field: str, symbol: str, values: tuple[float, ...], printed: dict[float, float]) -> Table:
-    default = {"bank_momentum": 0.5, "kl_weight": 20.0}[field]
     cells = []
     for value in values:
-        changes: tuple[tuple[str, Any], ...] = () if value == default else ((field, value),)
-        if field == "kl_weight" and value == 0:
-            changes = (("kl", "none"),)  # the same, under the name that the ablation gives it
+        off = field == "kl_weight" and value == 0  # the same, under the name that the ablation gives it
+        changes: tuple[tuple[str, Any], ...] = (("kl", "none"),) if off else ((field, value),)
         training = Training("sid", "resnet18", "cifar10", SMALL_EPOCHS, changes=changes)
         cells.append(Cell((f"{value:g}",), "cifar10", printed.get(value), training, Measure("linear", "cifar10")))
     note = (
@@ -248,30 +245,3 @@ def subsets_drawn() -> Table:
     parts = (subsets_to_cifar100(), subsets_to_cifar10())
     cells = tuple(cell for part in parts for cell in part.cells if cell.column != "hours")
     return Table("ImageNet and its subsets → CIFAR-100 and CIFAR-10", parts[0].heads, cells, "", "subsets")
-
-
-TABLES: dict[str, Callable[[], Table]] = {
-    "table1": cifar_result,
-    "table2": subset_detection,
-    "table3": subsets_to_cifar100,
-    "table4": transfer,
-    "table5": transfer_r18,
-    "table6": ablation,
-    "table7": imagenet_linear,
-    "table8": kl_parts,
-    "table9": subsets_to_cifar10,
-    "figure1": accuracy_and_cost,
-    "figure3": with_and_without_kl,
-    "figure4": bank_momentum,
-    "figure5": kl_weight,
-    "figure6": tsne,
-    "figure7": subsets_drawn,
-}
-
-
-def find_table(name: str) -> tuple[str, Table]:
-    """Its name and plan; "1" and "Table 1" are "table1". Figure 2 is a drawing of the method: nothing to measure."""
-    name = f"table{name}" if name.isdigit() else name.lower().replace(" ", "").replace("-", "")
-    if name not in TABLES:
-        raise unknown("table", name, TABLES)
-    return name, TABLES[name]()

@@ -1,0 +1,77 @@
+"""The data that a plan needs: what is there, how many images, and how to get what is missing."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from onecrop.data import SOURCES, load
+from onecrop.data.archives import is_archive
+from onecrop.data.scan import list_pictures
+from onecrop.data.sources import Request
+from onecrop.detect.recipe import DetectRecipe
+from onecrop.errors import UserError
+from onecrop.reproduce.measure import probe_of
+from onecrop.reproduce.options import Options
+from onecrop.reproduce.plan import DETECTION, Step, detection_folder
+
+OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}  # training images
+
+
+class DataThere(NamedTuple):
+    counts: dict[str, int]  # data set -> images of its training part
+    missing: dict[str, str]  # data set -> how to get it
+
+
+def look_for_data(steps: Sequence[Step], options: Options) -> DataThere:
+    """What the plan needs, before anything starts. Sets that can be downloaded are, now."""
+    wanted = set[str]().union(*(data_of(step) for step in steps))
+    counts, missing = dict[str, int](), dict[str, str]()
+    for data in sorted(wanted.difference(DETECTION)):
+        try:
+            counts[data] = count_images(data, options.data_dir)
+        except UserError as error:
+            missing[data] = str(error)
+    for kind in sorted(wanted.intersection(DETECTION)):
+        fault = _missing_detection(kind, options)
+        if fault:
+            missing[kind] = fault
+    return DataThere(counts, missing)
+
+
+def can_run(step: Step, there: DataThere) -> bool:
+    return not (data_of(step) & there.missing.keys())
+
+
+def data_of(step: Step) -> set[str]:
+    """Data sets that a step still needs: none where there is nothing left to measure."""
+    own = {step.recipe.data} if step.recipe is not None and step.measures and not step.is_finished else set()
+    probed = {step.options.stand_in(m.what) for m in step.measures if probe_of(m, step.options)}
+    return own | probed | {m.kind for m in step.measures if m.kind in DETECTION}
+
+
+def count_images(data: str, data_dir: str) -> int:
+    """Images of the training part, without decoding folders."""
+    folder = {"imagenet": "imagenet/train", "tiny-imagenet": "tiny-imagenet-200/train"}.get(data)
+    root = Path(data_dir) / folder if folder else Path(data)
+    if data in SOURCES and not (folder and root.is_dir()):
+        return len(load(data, "train", Request(data_dir)))  # small, or to be downloaded, or it says how to get it
+    if root.is_dir() or is_archive(root):
+        parts = (root / "train", root)
+        return len(list_pictures(next(part for part in parts if part.exists())).entries)
+    return len(load(data, "train", Request(data_dir)))  # which says what is wrong with the name
+
+
+def _missing_detection(kind: str, options: Options) -> str | None:
+    folder = detection_folder(kind, options)
+    recipe = DetectRecipe().override({"set": kind, **options.detect}).resolved()
+    if kind == "coco":
+        needed = [folder / "annotations" / f"instances_{part}.json" for part in (recipe.train_part, recipe.test_part)]
+        remedy = "put COCO 2017's pictures and annotations there, or say where they lie: --use coco=FOLDER"
+    else:
+        root = folder if (folder / "VOC2007").is_dir() else folder / "VOCdevkit"
+        years = {"voc07": ("VOC2007",), "voc0712": ("VOC2007", "VOC2012")}[kind]
+        needed = [root / year / "ImageSets" / "Main" / f"{recipe.train_part}.txt" for year in years]
+        needed.append(root / "VOC2007" / "ImageSets" / "Main" / f"{recipe.test_part}.txt")
+        remedy = "unpack PASCAL VOC's VOCdevkit there, or say where it lies: --use voc=FOLDER"
+    gone = next((file for file in needed if not file.exists()), None)
+    return None if gone is None else f"{gone} is not there: {remedy}"

@@ -1,0 +1,86 @@
+"""How a table is reproduced. What makes it another experiment than the paper's is printed with the result."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from onecrop.data import SOURCES
+from onecrop.detect.recipe import DetectRecipe
+from onecrop.errors import UserError, unknown
+from onecrop.evaluate import EVALUATIONS
+from onecrop.nets import BACKBONES
+from onecrop.recipes import RECIPES, named
+from onecrop.reproduce.tables import NAMES, Cell, Training
+
+
+@dataclass(frozen=True)
+class Options:
+    data_dir: str = "data"
+    out: str = "runs/reproduce"
+    recipe: str = "paper"  # of the paper's method; rivals have their own
+    scale: float = 1.0
+    images: int | None = None
+    probe: str = "linear"
+    use: dict[str, str] = field(default_factory=dict)  # a data set or backbone of the paper -> what stands for it
+    change: dict[str, str] = field(default_factory=dict)  # fields of every pretraining's recipe
+    detect: dict[str, str] = field(default_factory=dict)  # fields of every detection's recipe
+    methods: tuple[str, ...] = ()  # those to run; none: all
+    backbones: tuple[str, ...] = ()
+    seed: int = 0
+    seeds: int = 1  # runs of each row, with seeds from `seed` on
+    device: str = "auto"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.scale <= 1:
+            raise UserError(f"--scale {self.scale:g} is out of range: it must be above 0 and at most 1")
+        if self.images is not None and self.images < 2:
+            raise UserError(f"--images {self.images} is too few: a batch needs two to tell apart")
+        if self.seeds < 1:
+            raise UserError(f"--seeds {self.seeds} is too few: it must be at least 1")
+        if self.probe not in EVALUATIONS:
+            raise unknown("evaluation", self.probe, EVALUATIONS)
+        if named(self.recipe).method != "sid":
+            others = ", ".join(name for name, recipe in RECIPES.items() if recipe().method == "sid")
+            raise UserError(f"--recipe {self.recipe} is not one of the paper's method: use one of {others}")
+        for method in self.methods:
+            if method not in NAMES:
+                raise unknown("method", method, NAMES)
+        DetectRecipe().override(self.detect)  # a mistake in it is said now
+        for name in ("scale", "weights", "out", "set", "data"):
+            if name in self.detect:
+                raise UserError(
+                    f"--detect {name}=… is not for the command line: the table decides it, --scale shrinks it"
+                )
+
+    def each_seed(self) -> Iterator["Options"]:
+        for seed in range(self.seed, self.seed + self.seeds):
+            yield replace(self, seed=seed, seeds=1)
+
+    def wants(self, training: Training) -> bool:
+        chosen = not self.methods or training.method in self.methods
+        return chosen and (not self.backbones or training.backbone in self.backbones)
+
+    def stand_in(self, name: str) -> str:
+        """What is taken for a data set or backbone of the paper: mostly itself."""
+        return self.use.get(name, name)
+
+    def stands_in(self, cell: Cell) -> bool:
+        """Whether the number is of another data set or backbone than the paper's; a folder may hold the same data."""
+        names = [cell.measure.what, *([cell.training.data, cell.training.backbone] if cell.training else [])]
+        others = [self.use[name] for name in names if name in self.use]
+        return any(other in SOURCES or other in BACKBONES for other in others)
+
+    def differences(self) -> list[str]:
+        """In what the result is not the paper's experiment, for the reader of the table."""
+        said = []
+        if self.recipe != "paper":
+            said.append(f"the recipe {self.recipe} for the paper's method")
+        if self.scale != 1:
+            said.append(f"scale {self.scale:g}: epochs and detection steps multiplied by it")
+        if self.images is not None:
+            said.append(f"at most {self.images:,} training images, for pretraining and for probes")
+        if self.probe != "linear":
+            said.append(f"scored by {self.probe}, not by the paper's linear protocol")
+        said += [f"{other} stands for {name}" for name, other in self.use.items()]
+        said += [f"{name} {value} in every run" for name, value in self.change.items()]
+        said += [f"{name} {value} in detection" for name, value in self.detect.items()]
+        return said
