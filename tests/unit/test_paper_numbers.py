@@ -3,9 +3,11 @@
 import re
 
 import pytest
+from PIL import Image
 
 from onecrop.errors import UserError
 from onecrop.recipe import Recipe
+from onecrop.report.plots import plot_cells_against_cost
 from onecrop.reproduce import numbers
 from onecrop.reproduce.catalogue import TABLES, find_table
 from onecrop.reproduce.options import Options
@@ -133,3 +135,21 @@ def test_every_rival_is_trained_by_muon_too():
     assert [recipe.method for recipe in own] == [recipe.method for recipe in by_muon]
     assert {recipe.optimizer for recipe in own} == {"sgd"}
     assert {(recipe.optimizer, recipe.lr, recipe.weight_decay) for recipe in by_muon} == {("muon", 0.02, 0.05)}
+
+
+def test_scores_are_drawn_against_the_costs_that_are_known(tmp_path):
+    pytest.importorskip("matplotlib")
+    values = {"a": (80.0, 1.0, None), "b": (None, None, None), "c": (70.0, 2.0, 1500.0)}
+    columns = ("linear", "hours", "memory, MB")
+    cells = [
+        {"row": [name, kind], "column": column, "ours": value}
+        for kind in ("its own", "Muon")
+        for name, row in values.items()
+        for column, value in zip(columns, row, strict=True)
+    ]
+    sizes = {}
+    for name, drawn in {"both": cells, "hours": [cell for cell in cells if cell["column"] != "memory, MB"]}.items():
+        path = plot_cells_against_cost(drawn, "title", tmp_path / f"{name}.png")
+        with Image.open(path) as picture:
+            sizes[name] = picture.size
+    assert sizes["both"][0] > 1.8 * sizes["hours"][0]  # a panel a cost

@@ -95,9 +95,42 @@ def plot_cost(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     return _save(figure, path, plt)
 
 
+COSTS = {"hours": "hours of pretraining here", "memory, MB": "MB of GPU memory at most"}  # columns of cells
+
+
+def plot_cells_against_cost(cells: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
+    """The first score of every row against what it cost, a panel a cost; rows of one name differ by their marker."""
+    plt = _pyplot()
+    by_row: dict[tuple[str, ...], dict[str, Any]] = {}
+    for cell in cells:
+        by_row.setdefault(tuple(cell["row"]), {})[cell["column"]] = cell["ours"]
+    score = next(cell["column"] for cell in cells if cell["column"] not in COSTS)
+    costs = [cost for cost in COSTS if any(values.get(cost) is not None for values in by_row.values())]
+    figure, axes = plt.subplots(
+        1, max(1, len(costs)), figsize=(5.5 * max(1, len(costs)), 4.2), squeeze=False, layout="constrained"
+    )
+    kinds = list(dict.fromkeys(row[1:] for row in by_row))
+    for axis, cost in zip(axes[0], costs, strict=False):
+        for number, kind in enumerate(kinds):
+            mine = {row[0]: values for row, values in by_row.items() if row[1:] == kind}
+            points = {name: (v[cost], v[score]) for name, v in mine.items() if None not in (v.get(cost), v.get(score))}
+            x, y = [x for x, _ in points.values()], [y for _, y in points.values()]
+            axis.plot(x, y, "osD^v"[number % 5], label=", ".join(kind))
+            for name, point in points.items():
+                axis.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=8)
+        dearest = max(values[cost] for values in by_row.values() if values.get(cost) is not None)
+        axis.set(xlabel=COSTS[cost], ylabel=f"{score}, %", xlim=(0, 1.3 * dearest))  # with room for the last name
+        axis.margins(y=0.15)
+        axis.grid(alpha=0.3)
+        if len(kinds) > 1:
+            axis.legend()
+    figure.suptitle(title)
+    return _save(figure, path, plt)
+
+
 def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, path: Path) -> Path:
-    """A figure of the paper from its cells: "cost" (accuracy against hours), "line" (against the row's number) or
-    "subsets" (against the number of images, a panel a backbone). Ours solid; the paper's, where printed, hollow."""
+    """A figure of the paper from its cells: "line" (accuracy against the row's number) or "subsets" (against the number
+    of images, a panel a backbone). Ours solid; the paper's, where printed, hollow."""
     plt = _pyplot()
     panels = _panels(cells, kind)
     figure, axes = plt.subplots(
@@ -108,13 +141,11 @@ def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, pa
             colour = f"C{number}"
             looks = {"ours": {"marker": "o"}, "paper": {"marker": "o", "mfc": "none", "ls": ":"}}
             for key, look in looks.items():
-                if (kind, key) == ("cost", "paper"):  # its hours are of other hardware, and not printed
-                    continue
                 drawn = sorted((x, y[key]) for x, y in points.items() if y[key] is not None)
                 if drawn:
                     x, y = zip(*drawn, strict=True)
                     axis.plot(x, y, color=colour, label=f"{label}, {key}".strip(", "), **look)
-        axis.set(title=name, xlabel={"cost": "hours here", "line": "", "subsets": "images"}[kind], ylabel="accuracy, %")
+        axis.set(title=name, xlabel={"line": "", "subsets": "images"}[kind], ylabel="accuracy, %")
         axis.set_xscale("log" if kind == "subsets" else "linear")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
@@ -125,19 +156,15 @@ def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, pa
 def _panels(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, dict[float, dict[str, Any]]]]:
     """Panel -> line -> x -> cell."""
     panels: dict[str, dict[str, dict[float, dict[str, Any]]]] = {}
-    hours = {tuple(cell["row"]): cell["ours"] for cell in cells if cell["column"] == "hours"}
     for cell in cells:
         row = tuple(cell["row"])
-        if cell["column"] == "hours":
+        if cell["column"] in COSTS:
             continue
         if kind == "subsets":
-            panels.setdefault(f"{row[0]} → {cell['column']}", {}).setdefault(row[1], {})[
-                float(row[2].replace(",", ""))
-            ] = cell
-        elif kind == "line":
-            panels.setdefault("", {}).setdefault("", {})[float(row[0])] = cell
-        elif hours.get(row) is not None and cell["column"] != "memory, MB":
-            panels.setdefault(cell["column"], {}).setdefault(", ".join(row), {})[hours[row]] = cell
+            panel, line, x = f"{row[0]} → {cell['column']}", row[1], row[2].replace(",", "")
+        else:
+            panel, line, x = "", "", row[0]
+        panels.setdefault(panel, {}).setdefault(line, {})[float(x)] = cell
     return panels
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from onecrop.errors import UserError
 from onecrop.files import write_atomically, write_json
-from onecrop.report.plots import plot_reproduction
+from onecrop.report.plots import plot_cells_against_cost, plot_reproduction
 from onecrop.report.tables import csv_text
 
 Row = dict[str, Any]
@@ -63,7 +63,10 @@ def write_reproduction(
     write_json(folder / f"{name}.json", {**facts, "rows": rows, "cells": list(cells)})
     if picture in ("cost", "line", "subsets") and any(cell["ours"] is not None for cell in cells):
         try:
-            plot_reproduction(cells, picture, facts["title"], folder / f"{name}.png")
+            if picture == "cost":
+                plot_cells_against_cost(cells, facts["title"], folder / f"{name}.png")
+            else:
+                plot_reproduction(cells, picture, facts["title"], folder / f"{name}.png")
         except UserError as error:  # without matplotlib the tables are still worth having
             print(f"no picture: {error}")
     return folder / f"{name}.md"
