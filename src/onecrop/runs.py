@@ -57,7 +57,7 @@ class Run:
             begun = self._provenance()
             if begun["data_fingerprint"] != provenance["data_fingerprint"]:
                 raise UserError(f"{self.folder} was begun with other images than {recipe.data} holds now")
-            if not self.checkpoint_file.exists() and begun.get("weights_sha256") != provenance["weights_sha256"]:
+            if not self.checkpoint_file.exists() and begun.get("weights_sha256") != provenance.get("weights_sha256"):
                 raise UserError(f"{self.folder} was begun with other weights than {recipe.weights} holds now")
             return
         # provenance.json alone is what a kill in the next two lines leaves: nothing to lose

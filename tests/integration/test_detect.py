@@ -107,21 +107,25 @@ def test_mask_rcnn_from_a_pretrained_run(tmp_path, capsys):
 
 
 def test_killed_and_resumed_equals_uninterrupted(small, tmp_path, monkeypatch):
+    """Killed twice, the first time before there is a checkpoint."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     detect(small.override({"out": str(whole)}))
     honest = Training._take_step
 
-    def dying(self):
-        if self.step == 2:
-            raise MemoryError
-        honest(self)
+    for last in (0, 2):
 
-    with monkeypatch.context() as patched:
-        patched.setattr(Training, "_take_step", dying)
-        with pytest.raises(MemoryError):
-            detect(small.override({"out": str(broken)}))
-    assert not (broken / "detections.json").exists()
-    torch.manual_seed(99)  # another process has other random numbers
+        def dying(self, last=last):
+            if self.step == last:
+                raise MemoryError
+            honest(self)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Training, "_take_step", dying)
+            with pytest.raises(MemoryError):
+                detect(small.override({"out": str(broken)}), resume=True)
+        assert not (broken / "detections.json").exists()
+        assert (broken / "checkpoint").exists() == bool(last)
+        torch.manual_seed(99)  # another process has other random numbers
     detect(small.override({"out": str(broken)}), resume=True)
     assert_same(state_of(whole), state_of(broken))
 
