@@ -10,16 +10,15 @@ class UserError(ValueError):
     """Something the user can mend. The message names the thing and the remedy in one sentence."""
 
 
-class AgreedError(UserError):
-    """Raised by every process of a run alike: the first one says it."""
-
-
 class RecipeError(UserError):
     """A run folder was begun with another recipe than the one that is asked for now."""
 
 
-class StoppedError(AgreedError):
-    """Someone asked for a stop: what is under way is saved, and nothing else is begun."""
+class StoppedError(UserError):
+    """Someone asked for a stop: what is under way is saved, and nothing else is begun.
+
+    Every process of a run raises it after the same step: the first one says it.
+    """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
