@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 MOST_SHOWN = 50  # names in one sentence
 
@@ -28,3 +30,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     hint = f"did you mean {near[0]!r}? " if near else ""
     shown = ", ".join(names if len(names) <= MOST_SHOWN else near) or f"{len(names):,} names, none of them near it"
     return UserError(f"unknown {kind} {name!r}: {hint}choose one of {shown}")
+
+
+def from_extra(module: str, extra: str, need: str) -> Any:
+    """A module that comes with an extra of this package. need: what needs it, for those who have not installed it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UserError(f"{need}: pip install 'onecrop[{extra}]'") from None

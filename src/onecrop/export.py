@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from onecrop.augment import MEAN, STD, central_crop
 from onecrop.data.shapes import shapes
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, from_extra, unknown
 from onecrop.files import atomically
 from onecrop.nets import BACKBONES, build_timm, load_backbone, read_backbone
 from onecrop.nets.backbones import TIMM, Backbone
@@ -111,11 +111,8 @@ def to_timm(net: Backbone, facts: dict[str, Any], path: Path, suffix: str) -> Fe
 
 def to_onnx(net: Backbone, facts: dict[str, Any], path: Path, suffix: str) -> Features:
     """ONNX: normalised pictures of the run's size in, features out, any number at once (.onnx)"""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401  # what torch's exporter is written in
-    except ImportError:
-        raise UserError("exporting to ONNX needs two packages more: pip install 'onecrop[onnx]'") from None
+    # onnxscript: what torch's exporter is written in
+    onnx, _ = (from_extra(name, "onnx", "exporting to ONNX needs two packages more") for name in ("onnx", "onnxscript"))
     example = torch.zeros(2, 3, facts["image_size"], facts["image_size"])
     batch = ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings():  # of torch's exporter about itself: nothing a user can mend

@@ -20,7 +20,7 @@ from onecrop.data.duplicates import Originals, look_at
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
 from onecrop.embed import features_of
-from onecrop.errors import UserError
+from onecrop.errors import UserError, from_extra
 from onecrop.files import atomically, sha256_of, write_json
 from onecrop.nets import read_backbone
 from onecrop.report.page import write_page
@@ -175,11 +175,7 @@ def _perplexity(count: int) -> float:
 
 
 def tsne_class() -> Any:
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError:
-        raise UserError("maps need scikit-learn: pip install 'onecrop[report]'") from None
-    return TSNE
+    return from_extra("sklearn.manifold", "report", "maps need scikit-learn").TSNE
 
 
 def nearest(cosines: NDArray[np.float32], count: int) -> NDArray[np.int32]:

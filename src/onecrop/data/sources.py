@@ -16,7 +16,7 @@ from onecrop.data.listing import Entry, Listing, list_folder
 from onecrop.data.pack import PackSettings, pack
 from onecrop.data.shapes import shapes
 from onecrop.draws import fold
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, from_extra, unknown
 from onecrop.files import printable
 
 TEST_SHARE = 0.2  # of a labelled folder that has no test part of its own
@@ -120,11 +120,7 @@ def _shapes(split: str, request: Request) -> ImageSet:
 
 def _digits(split: str, request: Request) -> ImageSet:
     """1,797 handwritten digits of 8 px; every fifth is for testing"""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("the data set digits comes with scikit-learn: pip install 'onecrop[digits]'") from None
-    data = load_digits()
+    data = from_extra("sklearn.datasets", "digits", "the data set digits comes with scikit-learn").load_digits()
     grey = np.round(data.images * (255 / 16)).astype(np.uint8)
     images = np.ascontiguousarray(np.broadcast_to(grey[:, None], (len(grey), 3, 8, 8)))
     test = np.arange(len(images)) % 5 == 4
