@@ -18,7 +18,7 @@ from onecrop.data.shapes import shapes
 from onecrop.errors import UserError, from_extra, unknown
 from onecrop.files import atomically
 from onecrop.nets import BACKBONES, build_timm, load_backbone, read_backbone
-from onecrop.nets.backbones import TIMM, Backbone
+from onecrop.nets.backbones import TIMM, Backbone, backbone_file
 from onecrop.nets.weights import fill
 from onecrop.tensors import load_tensors, save_tensors
 
@@ -46,9 +46,8 @@ def export(run: Path | str, format: str, out: Path | str | None = None, backbone
         raise unknown("format", format, FORMATS)
     _, facts = read_backbone(run)
     net = load_backbone(run, into=copy.deepcopy(backbone)).requires_grad_(False)
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
     usual, endings, write = FORMATS[format]
-    path = Path(out) if out else folder / usual
+    path = Path(out) if out else backbone_file(run).with_name(usual)
     if path.suffix not in endings:
         raise UserError(f"--out {path} does not fit --format {format}: let it end in {' or '.join(endings)}")
     if path.exists():

@@ -15,6 +15,8 @@ from onecrop.evaluate import finetune as module
 from onecrop.evaluate.finetune import PROBE, SCRATCH, TUNED, Budget, finetune, labelled_share
 from onecrop.evaluate.labels import load_with_labels
 from onecrop.files import read_json_lines
+from onecrop.nets import read_backbone
+from onecrop.tensors import save_tensors
 
 QUICK = "--epochs 1 --batch-size 32 --least-steps 8".split()
 
@@ -111,6 +113,18 @@ def test_it_goes_on_row_by_row(run, coloured, monkeypatch):
     assert len(taken) == 3
     finetune(run, str(coloured / "photos"), shares=[1.0], budget=budget, seed=1)
     assert len(taken) == 5
+
+
+def test_two_backbones_in_one_folder_have_rows_of_their_own(run, coloured, tmp_path):
+    state, facts = read_backbone(run)
+    for number in range(2):
+        moved = {key: value + number for key, value in state.items()}
+        save_tensors(tmp_path / f"{number}.safetensors", moved, facts)
+    budget = Budget(epochs=1, batch_size=32, least_steps=4)
+    for number in range(2):
+        rows = finetune(tmp_path / f"{number}.safetensors", str(coloured / "photos"), shares=[1.0], budget=budget)
+        assert len(read_json_lines(tmp_path / "finetune.jsonl")) == 3 * (number + 1)
+        assert rows == read_json_lines(tmp_path / "finetune.jsonl")[3 * number :]
 
 
 def test_same_seed_same_accuracy_and_the_run_stays_as_it_was(run, coloured):
