@@ -89,7 +89,7 @@ def make_map(
         "part": part,
         "points": points,
         "seed": seed,
-        "backbone": sha256_of(Run(folder).backbone_file),
+        "backbone": sha256_of(begun.backbone_file),
     }
     if _made(folder / MAP) == asked:
         return folder / MAP
@@ -98,6 +98,7 @@ def make_map(
         recipe.data_dir if data_dir is None else data_dir,
         int(about["image_size"]),
         holdout=recipe.holdout if data is None else 0,
+        drop_duplicates=data is None and recipe.drop_duplicates,
     )
     images = load(name, part, request)
     if len(images) < FEWEST:
