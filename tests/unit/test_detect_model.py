@@ -1,6 +1,7 @@
 """The detector: where weights go, what the C4 layout is, what the heads are taught."""
 
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torchvision.ops import FrozenBatchNorm2d
 from onecrop.detect.batches import Sample
 from onecrop.detect.model import Detector, mask_targets, pad
 from onecrop.detect.recipe import SCHEDULES, DetectRecipe
-from onecrop.detect.train import parameter_groups
+from onecrop.detect.train import Training, parameter_groups
 from onecrop.detect.weights import load_start
 from onecrop.errors import UserError
 from onecrop.nets import build_backbone, save_backbone
@@ -232,3 +233,25 @@ def test_recipes_survive_json_and_refuse_what_cannot_be():
     ):
         with pytest.raises(UserError, match=words):
             DetectRecipe().override(changes)
+
+
+def test_norms_are_measured_anew_as_plain_means_over_batches():
+    """By two batches after the last step, whatever the running means were before."""
+    norm, said = nn.BatchNorm2d(3), []
+    norm.running_mean.fill_(100.0)
+    batches = [torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
+    training = SimpleNamespace(
+        model=nn.Sequential(nn.Identity(), norm).eval(),
+        recipe=SimpleNamespace(norm_steps=2, seed=0),
+        steps=SimpleNamespace(iterations=4),
+        batches=SimpleNamespace(at=lambda step: batches[step]),
+        run=SimpleNamespace(say=said.append),
+        device=torch.device("cpu"),
+    )
+    training.model.register_forward_pre_hook(lambda module, inputs: torch.stack(inputs[0]))
+    Training._measure_norms(training)
+    torch.testing.assert_close(norm.running_mean, (batches[4].mean((0, 2, 3)) + batches[5].mean((0, 2, 3))) / 2)
+    variances = [batch.transpose(0, 1).flatten(1).var(1) for batch in batches[4:]]
+    torch.testing.assert_close(norm.running_var, sum(variances) / 2)
+    assert norm.momentum == 0.1
+    assert said == ["batch norm's statistics measured over 2 batches"]
