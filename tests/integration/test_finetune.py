@@ -1,6 +1,7 @@
 """Few labels: the same budget from pretrained weights and from scratch, one table, row by row."""
 
 import csv
+import math
 
 import numpy as np
 import pytest
@@ -88,6 +89,19 @@ def test_a_csv_means_the_same_as_class_folders(run, coloured):
 def test_training_separates_what_colours_tell_apart(run, coloured):
     rows = finetune(run, str(coloured / "labels.csv"), shares=[1.0], budget=Budget(1, 32, 1e-3, least_steps=40))
     assert {row["of"]: row["accuracy"] for row in rows} == {PROBE: 100, TUNED: 100, SCRATCH: 100}
+
+
+def test_the_learning_rate_falls_along_a_cosine(run, coloured, monkeypatch):
+    honest, rates = torch.optim.AdamW.step, []
+
+    def noted(self, closure=None):
+        rates.append(self.param_groups[0]["lr"])
+        return honest(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    finetune(run, str(coloured / "photos"), shares=[1.0], budget=Budget(1, 32, 1e-3, least_steps=4))
+    falling = [5e-4 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+    assert rates == pytest.approx(falling * 2)  # fine-tuned, and from scratch
 
 
 def test_it_goes_on_row_by_row(run, coloured, monkeypatch):
