@@ -239,6 +239,7 @@ def test_norms_are_measured_anew_as_plain_means_over_batches():
     """By two batches after the last step, whatever the running means were before."""
     norm, said = nn.BatchNorm2d(3), []
     norm.running_mean.fill_(100.0)
+    norm.num_batches_tracked.fill_(4)  # in training
     batches = [torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(seed)) for seed in range(6)]
     training = SimpleNamespace(
         model=nn.Sequential(nn.Identity(), norm).eval(),
