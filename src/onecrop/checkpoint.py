@@ -1,5 +1,6 @@
 """What a loop has to remember, as tensors by name: the module, its optimiser, and the sums of the row under way."""
 
+import math
 from pathlib import Path
 
 import torch
@@ -7,6 +8,19 @@ from torch import Tensor, nn
 
 from onecrop.errors import UserError
 from onecrop.optim import optimizer_tensors, restore_optimizer
+
+
+def read_means(sums: dict[str, Tensor], num_steps: int, step: int, file: Path) -> dict[str, float]:
+    """Read the sums of so many steps back from the device, as means. file: where the last checkpoint lies, if any.
+
+    Of several processes one may look before the others do: what it says ends all of them.
+    """
+    means = {name: float(value) / num_steps for name, value in sums.items()}
+    broken = next((name for name, value in means.items() if not math.isfinite(value)), None)
+    if broken is not None:
+        kept = f"; the last good state is in {file}" if file.exists() else ""
+        raise UserError(f"{broken} is not a finite number at step {step}: try a lower --lr with another --out{kept}")
+    return means
 
 
 def loop_state(

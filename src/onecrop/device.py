@@ -18,7 +18,6 @@ def choose_device(name: str) -> torch.device:
     if name == "cuda" and number:
         if number >= torch.cuda.device_count():
             raise UserError(f"there is no GPU for process {number} of this machine: lower --nproc-per-node")
-        torch.cuda.set_device(number)
         name = f"cuda:{number}"
     try:
         device = torch.device(name)
@@ -27,6 +26,8 @@ def choose_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError):
         raise UserError(f"device {name!r} is not available here: use auto, cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # where streams, graphs and our own kernels go unless told otherwise
     return device
 
 

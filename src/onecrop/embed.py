@@ -15,7 +15,7 @@ from onecrop.data import SOURCES, ImageSet, load
 from onecrop.data.decode import decode
 from onecrop.data.sources import Request, stored_size
 from onecrop.device import choose_device
-from onecrop.errors import UserError
+from onecrop.errors import UserError, from_extra
 from onecrop.evaluate.features import Probe, extract
 from onecrop.files import atomically, printable
 from onecrop.nets import load_backbone, read_backbone
@@ -129,9 +129,5 @@ def _write_parquet(path: Path, embedded: Embedded) -> None:
 
 
 def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise UserError("Parquet needs pyarrow: pip install 'onecrop[parquet]', or write .npz or .csv") from None
-    return pyarrow, pyarrow.parquet
+    need = "Parquet needs pyarrow, where .npz and .csv need nothing more"
+    return from_extra("pyarrow", "parquet", need), from_extra("pyarrow.parquet", "parquet", need)

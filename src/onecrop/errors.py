@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
+from typing import Any
 
 MOST_SHOWN = 50  # names in one sentence
 
@@ -10,16 +12,15 @@ class UserError(ValueError):
     """Something the user can mend. The message names the thing and the remedy in one sentence."""
 
 
-class AgreedError(UserError):
-    """Raised by every process of a run alike: the first one says it."""
-
-
 class RecipeError(UserError):
     """A run folder was begun with another recipe than the one that is asked for now."""
 
 
-class StoppedError(AgreedError):
-    """Someone asked for a stop: what is under way is saved, and nothing else is begun."""
+class StoppedError(UserError):
+    """Someone asked for a stop: what is under way is saved, and nothing else is begun.
+
+    Every process of a run raises it after the same step: the first one says it.
+    """
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
@@ -29,3 +30,11 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     hint = f"did you mean {near[0]!r}? " if near else ""
     shown = ", ".join(names if len(names) <= MOST_SHOWN else near) or f"{len(names):,} names, none of them near it"
     return UserError(f"unknown {kind} {name!r}: {hint}choose one of {shown}")
+
+
+def from_extra(module: str, extra: str, need: str) -> Any:
+    """A module that comes with an extra of this package. need: what needs it, for those who have not installed it."""
+    try:
+        return import_module(module)
+    except ImportError:
+        raise UserError(f"{need}: pip install 'onecrop[{extra}]'") from None

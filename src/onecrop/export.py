@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from onecrop.augment import MEAN, STD, central_crop
 from onecrop.data.shapes import shapes
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, from_extra, unknown
 from onecrop.files import atomically
 from onecrop.nets import BACKBONES, build_timm, load_backbone, read_backbone
-from onecrop.nets.backbones import TIMM, Backbone
+from onecrop.nets.backbones import TIMM, Backbone, backbone_file
 from onecrop.nets.weights import fill
 from onecrop.tensors import load_tensors, save_tensors
 
@@ -46,9 +46,8 @@ def export(run: Path | str, format: str, out: Path | str | None = None, backbone
         raise unknown("format", format, FORMATS)
     _, facts = read_backbone(run)
     net = load_backbone(run, into=copy.deepcopy(backbone)).requires_grad_(False)
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
     usual, endings, write = FORMATS[format]
-    path = Path(out) if out else folder / usual
+    path = Path(out) if out else backbone_file(run).with_name(usual)
     if path.suffix not in endings:
         raise UserError(f"--out {path} does not fit --format {format}: let it end in {' or '.join(endings)}")
     if path.exists():
@@ -111,11 +110,8 @@ def to_timm(net: Backbone, facts: dict[str, Any], path: Path, suffix: str) -> Fe
 
 def to_onnx(net: Backbone, facts: dict[str, Any], path: Path, suffix: str) -> Features:
     """ONNX: normalised pictures of the run's size in, features out, any number at once (.onnx)"""
-    try:
-        import onnx
-        import onnxscript  # noqa: F401  # what torch's exporter is written in
-    except ImportError:
-        raise UserError("exporting to ONNX needs two packages more: pip install 'onecrop[onnx]'") from None
+    # onnxscript: what torch's exporter is written in
+    onnx, _ = (from_extra(name, "onnx", "exporting to ONNX needs two packages more") for name in ("onnx", "onnxscript"))
     example = torch.zeros(2, 3, facts["image_size"], facts["image_size"])
     batch = ({0: torch.export.Dim("batch")},)
     with warnings.catch_warnings():  # of torch's exporter about itself: nothing a user can mend

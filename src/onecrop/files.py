@@ -44,23 +44,24 @@ def sha256_of(path: Path) -> str:
 
 
 def append_json_line(path: Path, row: dict[str, Any]) -> None:
+    """On a line of its own, even where a crash or a full disk has cut the last one short."""
     try:
-        with path.open("a", encoding="utf-8", errors="surrogateescape") as file:
-            file.write(json.dumps(row) + "\n")
+        with path.open("a+b") as file:
+            file.seek(max(0, file.tell() - 1))
+            torn = file.read() not in (b"", b"\n")
+            file.write(b"\n" * torn + json.dumps(row).encode() + b"\n")
     except OSError as error:
         raise UserError(f"cannot write {path}: {error.strerror}") from None
 
 
 def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Every whole line; a last line cut short by a crash is not one."""
+    """Every whole line; one cut short by a crash is not."""
     if not path.exists():
         return []
     rows = []
     for line in path.read_text("utf-8", "replace").splitlines():
-        try:
+        with contextlib.suppress(ValueError):
             rows.append(json.loads(line))
-        except ValueError:
-            break
     return rows
 
 

@@ -20,7 +20,7 @@ from onecrop.data.duplicates import Originals, look_at
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
 from onecrop.embed import features_of
-from onecrop.errors import UserError
+from onecrop.errors import UserError, from_extra
 from onecrop.files import atomically, sha256_of, write_json
 from onecrop.nets import read_backbone
 from onecrop.report.page import write_page
@@ -89,7 +89,7 @@ def make_map(
         "part": part,
         "points": points,
         "seed": seed,
-        "backbone": sha256_of(Run(folder).backbone_file),
+        "backbone": sha256_of(begun.backbone_file),
     }
     if _made(folder / MAP) == asked:
         return folder / MAP
@@ -98,6 +98,7 @@ def make_map(
         recipe.data_dir if data_dir is None else data_dir,
         int(about["image_size"]),
         holdout=recipe.holdout if data is None else 0,
+        drop_duplicates=data is None and recipe.drop_duplicates,
     )
     images = load(name, part, request)
     if len(images) < FEWEST:
@@ -175,11 +176,7 @@ def _perplexity(count: int) -> float:
 
 
 def tsne_class() -> Any:
-    try:
-        from sklearn.manifold import TSNE
-    except ImportError:
-        raise UserError("maps need scikit-learn: pip install 'onecrop[report]'") from None
-    return TSNE
+    return from_extra("sklearn.manifold", "report", "maps need scikit-learn").TSNE
 
 
 def nearest(cosines: NDArray[np.float32], count: int) -> NDArray[np.int32]:

@@ -265,11 +265,11 @@ def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> di
 
 
 def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tensors: dict[str, Tensor]) -> None:
-    """Strict: the state must be that of exactly these parameters."""
+    """Strict: no state of other parameters. One may have none: SGD without momentum, or a weight that is not used."""
     parameters = {name: p for name, p in module.named_parameters() if p.requires_grad}
-    held = {name.rpartition("/")[0] for name in tensors}
-    if held != parameters.keys():
-        raise KeyError(f"the optimiser's state is that of other parameters: {min(held ^ parameters.keys())}")
+    others = {name.rpartition("/")[0] for name in tensors} - parameters.keys()
+    if others:
+        raise KeyError(f"the optimiser's state is that of other parameters: {min(others)}")
     state: dict[nn.Parameter, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         parameter = parameters[name.rpartition("/")[0]]

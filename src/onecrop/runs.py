@@ -9,12 +9,12 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +27,8 @@ from onecrop.nets import save_backbone
 from onecrop.recipe import Recipe, flag
 from onecrop.report.card import write_card
 from onecrop.tensors import load_tensors, save_tensors
+
+AnyRecipe = TypeVar("AnyRecipe")
 
 
 class Run:
@@ -43,10 +45,13 @@ class Run:
         return self.backbone_file.exists()
 
     def recipe(self) -> Recipe:
+        return self.read_recipe(Recipe.from_json, "a run folder")
+
+    def read_recipe(self, parse: Callable[[Any], AnyRecipe], kind: str) -> AnyRecipe:
         try:
-            return Recipe.from_json(json.loads(self.recipe_file.read_text()))
+            return parse(json.loads(self.recipe_file.read_text()))
         except FileNotFoundError:
-            raise UserError(f"{self.folder} is not a run folder: it has no recipe.json") from None
+            raise UserError(f"{self.folder} is not {kind}: it has no recipe.json") from None
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"{self.recipe_file} cannot be read: {error}") from None
 
@@ -57,7 +62,7 @@ class Run:
             begun = self._provenance()
             if begun["data_fingerprint"] != provenance["data_fingerprint"]:
                 raise UserError(f"{self.folder} was begun with other images than {recipe.data} holds now")
-            if not self.checkpoint_file.exists() and begun.get("weights_sha256") != provenance["weights_sha256"]:
+            if not self.checkpoint_file.exists() and begun.get("weights_sha256") != provenance.get("weights_sha256"):
                 raise UserError(f"{self.folder} was begun with other weights than {recipe.weights} holds now")
             return
         # provenance.json alone is what a kill in the next two lines leaves: nothing to lose

@@ -11,7 +11,7 @@ import torch
 
 from onecrop.choices import choose_image_size, resolve, settle
 from onecrop.data import ImageSet, Loader
-from onecrop.data.images import RESIDENT_SHARE
+from onecrop.data.images import fits
 from onecrop.data.scan import scan, thumbnails
 from onecrop.data.sources import stored_size
 from onecrop.device import choose_device, describe
@@ -27,7 +27,7 @@ from onecrop.train import build_method
 
 FIRST_BATCH, GROWTH = 8, 4  # images of the first step that is timed; each further one has so many times more
 LONGEST_STEP = 10.0  # seconds that the images of a timed step may take, unless less is asked for
-BANK_TO_TRY = 2 * 10**9  # bytes of a bank that a scan may make only to time a step
+TABLES_TO_TRY = 2 * 10**9  # bytes of a bank, queue or classifier that a scan may make only to time a step
 
 
 def survey(recipe: Recipe, out: Path, json_to: str | None) -> dict[str, Any]:
@@ -65,9 +65,9 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
     batch_size, epochs = min(recipe.batch_size, num_images), recipe.epochs
     recipe = replace(recipe, batch_size=batch_size)
     few = ImageSet(recipe.data, np.zeros((batch_size, *shape), np.uint8), image_size=size)
-    memory = _memory(recipe, few, whole, device)
+    memory, tables = _memory(recipe, few, whole, device)
     step, timed = None, ""
-    if memory["bank"] <= BANK_TO_TRY:
+    if tables <= TABLES_TO_TRY:
         step, timed = _seconds_a_step(recipe, few, num_images, device, longest_step)
     return {
         "run": f"{recipe.method}, {recipe.backbone} at {recipe.image_size} px, batch {recipe.batch_size}",
@@ -82,18 +82,24 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
     }
 
 
-def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device) -> dict[str, int]:
-    """forecast_memory of a run on a few images, with all that grows with their number put right."""
+def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device) -> tuple[dict[str, int], int]:
+    """forecast_memory of a run on a few images, put right where it grows with their number; bytes of its tables."""
     dtype, count = getattr(torch, str(recipe.precision)), len(whole)
     method = build_method(recipe, len(few)).to(device)
     loader = Loader(few, len(few), device, recipe.seed)
     memory = forecast_memory(method, loader, int(recipe.image_size or 0), dtype)
-    resident = device.type != "cuda" or whole.images.size < RESIDENT_SHARE * torch.cuda.mem_get_info()[0]
-    memory["data"] = whole.images.size + 4 * count if resident else 0
+    small, large = (
+        method.tables(recipe.settings, method.backbone.dim, images, len(few), dtype) for images in (len(few), count)
+    )
+    memory["data"] = whole.images.size + 4 * count if fits(whole.images.size, device) else 0
     if memory["bank"]:
         memory["bank"] = memory["bank"] * count // len(few)
         memory["loss"] = loss_bytes(len(few), count, recipe.flat()["dim"], dtype, device)
-    return memory
+    if "classifier" in large:  # trained: weights, gradient and momentum, as all of the network
+        weights = sum(parameter.nbytes for parameter in method.parameters())
+        memory["network"] = memory["network"] * (weights - small["classifier"] + large["classifier"]) // weights
+        memory["loss"] = large.pop("logits")
+    return memory, sum(large.values())
 
 
 def _seconds_a_step(

@@ -10,13 +10,13 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from onecrop.checkpoint import loop_state, restore_loop
+from onecrop.checkpoint import loop_state, read_means, restore_loop
 from onecrop.choices import choose_all, choose_image_size, describe_choices, settle
 from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, tune
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
-from onecrop.errors import AgreedError, StoppedError, UserError
+from onecrop.errors import StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
 from onecrop.forecast import describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
@@ -202,18 +202,9 @@ class Training:
         return self.peak_lr * cosine(step, self.total_steps, self.warmup_steps)
 
     def _means(self) -> dict[str, float]:
-        """Read the sums back from the device: the loop's only synchronisation, once an epoch or a progress line."""
-        count = (self.step - 1) % self.steps_per_epoch + 1
-        means = {name: float(value) / count for name, value in self.train_step.sums.items()}
-        bad = [name for name, value in means.items() if value != value or abs(value) == float("inf")]
-        if bad:
-            kept = (
-                f"; the last good state is in {self.run.checkpoint_file}" if self.run.checkpoint_file.exists() else ""
-            )
-            raise AgreedError(
-                f"{bad[0]} is not a finite number at step {self.step}: try a lower --lr with another --out{kept}"
-            )
-        return means
+        """Of the epoch so far: the loop's only synchronisation, once an epoch, a progress line or a checkpoint."""
+        done = (self.step - 1) % self.steps_per_epoch + 1
+        return read_means(self.train_step.sums, done, self.step, self.run.checkpoint_file)
 
     def _line(self, means: dict[str, float]) -> str:
         epoch = (self.step - 1) // self.steps_per_epoch + 1

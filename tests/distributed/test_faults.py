@@ -75,6 +75,15 @@ def test_stopped_killed_and_restarted_a_run_ends_as_one_process_would_have_ended
         )
 
 
+def test_a_loss_that_is_no_number_is_said_by_whoever_looks_first(tmp_path):
+    """The others are told, and do not take it for dead."""
+    arguments = ["pretrain", "shapes", "--subset", "430", *FLAGS.split(), "--out", str(tmp_path / "run")]
+    status, said, output = onecrop(2, [*arguments, "--checkpoint-seconds", "60"], BROKEN_RANK=1, AT_STEP=2)
+    assert status != 0
+    assert len(said) == 1, output
+    assert said[0].startswith("onecrop: rank 1 of 2: cross_entropy is not a finite number at step 3")
+
+
 def test_a_process_without_the_data_is_named(tmp_path, monkeypatch):
     """As a node on which the disk with the photographs is not mounted."""
     write_pictures(tmp_path / "photos", 6)

@@ -107,21 +107,33 @@ def test_mask_rcnn_from_a_pretrained_run(tmp_path, capsys):
 
 
 def test_killed_and_resumed_equals_uninterrupted(small, tmp_path, monkeypatch):
+    """Killed twice, the first time before there is a checkpoint. Of four steps the last is behind a drop."""
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    detect(small.override({"out": str(whole)}))
-    honest = Training._take_step
+    honest, rates = Training._take_step, []
 
-    def dying(self):
-        if self.step == 2:
-            raise MemoryError
+    def noted(self):
         honest(self)
+        rates.append([group["lr"] for group in self.optimizer.param_groups])
 
     with monkeypatch.context() as patched:
-        patched.setattr(Training, "_take_step", dying)
-        with pytest.raises(MemoryError):
-            detect(small.override({"out": str(broken)}))
-    assert not (broken / "detections.json").exists()
-    torch.manual_seed(99)  # another process has other random numbers
+        patched.setattr(Training, "_take_step", noted)
+        detect(small.override({"out": str(whole)}))
+    assert rates == [[0.02] * 2] * 3 + [[pytest.approx(0.002)] * 2]
+
+    for last in (0, 2):
+
+        def dying(self, last=last):
+            if self.step == last:
+                raise MemoryError
+            honest(self)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Training, "_take_step", dying)
+            with pytest.raises(MemoryError):
+                detect(small.override({"out": str(broken)}), resume=True)
+        assert not (broken / "detections.json").exists()
+        assert (broken / "checkpoint").exists() == bool(last)
+        torch.manual_seed(99)  # another process has other random numbers
     detect(small.override({"out": str(broken)}), resume=True)
     assert_same(state_of(whole), state_of(broken))
 

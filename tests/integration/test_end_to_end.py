@@ -1,6 +1,7 @@
 """Through the command line, as a user would."""
 
 import json
+import math
 import os
 import shutil
 import signal
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 import onecrop
 from onecrop.cli import main
 from onecrop.files import read_json_lines
+from onecrop.step import TrainStep
 
 SMALL = "--backbone tiny --subset 256 --image-size 16 --batch-size 64 --dim 32 --hidden 64".split()
 
@@ -70,6 +72,26 @@ def test_python_and_command_line_are_the_same_thing(tmp_path, small_recipe):
     same_tensors(run / "backbone.safetensors", other / "backbone.safetensors")
     same_tensors(run / "checkpoint" / "state.safetensors", other / "checkpoint" / "state.safetensors")
     assert "bank.weight" in str(load_file(run / "checkpoint" / "state.safetensors").keys())
+
+
+def test_the_loop_warms_up_cools_down_and_says_how_far_it_is(small_recipe, monkeypatch):
+    """Four steps an epoch: one epoch up, then half a cosine down to nothing after the last step."""
+    honest, seen = TrainStep.__call__, []
+
+    def noted(self, step, lr, progress):
+        seen.append((step, lr, progress))
+        honest(self, step, lr, progress)
+
+    monkeypatch.setattr(TrainStep, "__call__", noted)
+    run = onecrop.pretrain(small_recipe.override({"epochs": 3, "warmup_epochs": 1.0, "lr": 0.04}))
+    steps, rates, progress = zip(*seen, strict=True)
+    assert steps == tuple(range(12))
+    falling = [0.02 * (1 + math.cos(math.pi * step / 8)) for step in range(8)]
+    assert rates == pytest.approx([0.01, 0.02, 0.03, 0.04, *falling])
+    assert progress == pytest.approx([(step + 1) / 12 for step in range(12)])
+    rows = read_json_lines(run / "metrics.jsonl")
+    assert [row["lr"] for row in rows] == [rates[3], rates[7], rates[11]]
+    assert [row["step"] for row in rows] == [4, 8, 12]
 
 
 def kill_while_training(tmp_path, arguments, delays):

@@ -1,6 +1,7 @@
 """Few labels: the same budget from pretrained weights and from scratch, one table, row by row."""
 
 import csv
+import math
 
 import numpy as np
 import pytest
@@ -15,6 +16,8 @@ from onecrop.evaluate import finetune as module
 from onecrop.evaluate.finetune import PROBE, SCRATCH, TUNED, Budget, finetune, labelled_share
 from onecrop.evaluate.labels import load_with_labels
 from onecrop.files import read_json_lines
+from onecrop.nets import read_backbone
+from onecrop.tensors import save_tensors
 
 QUICK = "--epochs 1 --batch-size 32 --least-steps 8".split()
 
@@ -88,6 +91,19 @@ def test_training_separates_what_colours_tell_apart(run, coloured):
     assert {row["of"]: row["accuracy"] for row in rows} == {PROBE: 100, TUNED: 100, SCRATCH: 100}
 
 
+def test_the_learning_rate_falls_along_a_cosine(run, coloured, monkeypatch):
+    honest, rates = torch.optim.AdamW.step, []
+
+    def noted(self, closure=None):
+        rates.append(self.param_groups[0]["lr"])
+        return honest(self, closure)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", noted)
+    finetune(run, str(coloured / "photos"), shares=[1.0], budget=Budget(1, 32, 1e-3, least_steps=4))
+    falling = [5e-4 * (1 + math.cos(math.pi * step / 4)) for step in range(4)]
+    assert rates == pytest.approx(falling * 2)  # fine-tuned, and from scratch
+
+
 def test_it_goes_on_row_by_row(run, coloured, monkeypatch):
     budget = Budget(epochs=1, batch_size=32, least_steps=4)
     honest, taken = module.train_all, []
@@ -111,6 +127,18 @@ def test_it_goes_on_row_by_row(run, coloured, monkeypatch):
     assert len(taken) == 3
     finetune(run, str(coloured / "photos"), shares=[1.0], budget=budget, seed=1)
     assert len(taken) == 5
+
+
+def test_two_backbones_in_one_folder_have_rows_of_their_own(run, coloured, tmp_path):
+    state, facts = read_backbone(run)
+    for number in range(2):
+        moved = {key: value + number for key, value in state.items()}
+        save_tensors(tmp_path / f"{number}.safetensors", moved, facts)
+    budget = Budget(epochs=1, batch_size=32, least_steps=4)
+    for number in range(2):
+        rows = finetune(tmp_path / f"{number}.safetensors", str(coloured / "photos"), shares=[1.0], budget=budget)
+        assert len(read_json_lines(tmp_path / "finetune.jsonl")) == 3 * (number + 1)
+        assert rows == read_json_lines(tmp_path / "finetune.jsonl")[3 * number :]
 
 
 def test_same_seed_same_accuracy_and_the_run_stays_as_it_was(run, coloured):

@@ -7,6 +7,7 @@ from onecrop.augment import describe_central_crop
 from onecrop.cli import main
 from onecrop.compare import run_all
 from onecrop.files import read_json_lines
+from tests.pictures import write_pictures
 
 
 def test_a_transfer_says_size_and_resizing_in_its_rows(small_recipe, capsys):
@@ -27,6 +28,20 @@ def test_a_transfer_says_size_and_resizing_in_its_rows(small_recipe, capsys):
     card = (run / "card.md").read_text()
     assert "; 16 px, stored at 8 px" in card
     assert "; 24 px, stored at 8 px" in card
+
+
+def test_only_the_runs_own_data_lose_their_duplicates(small_recipe, tmp_path):
+    """Two runs that are scored on another set are scored on the same images of it."""
+    for name in ("own", "other"):
+        for label in ("a", "b"):
+            first = 100 * (name == "other") + 10 * (label == "b")
+            folder = write_pictures(tmp_path / name / label, 6, first)
+            (folder / "copy.jpg").write_bytes((folder / f"{first:05d}.jpg").read_bytes())
+    changes = {"data": str(tmp_path / "own"), "subset": None, "batch_size": 6, "epochs": 1, "drop_duplicates": True}
+    run = pretrain(small_recipe.override(changes))
+    for data, images in ((None, 12), (str(tmp_path / "other"), 14)):
+        (row,) = evaluate(run, data, ("knn",))
+        assert row["num_train"] + row["num_test"] == images
 
 
 def test_a_score_at_another_size_or_with_fewer_labels_is_not_the_runs_own(small_recipe, tmp_path):

@@ -180,6 +180,24 @@ def test_whole_pipeline_matches_torchvision_in_distribution(pictures):
     assert grey_images.float().mean().item() == pytest.approx(0.2, abs=0.03)
 
 
+def test_half_of_the_images_are_mirrored_and_hues_turn_both_ways():
+    """What means and spreads do not show: a picture that is red on its left, and the hues it comes out with."""
+    count = 1000
+    picture = torch.full((count, 3, 16, 16), 50, dtype=torch.uint8)  # dull enough that no jitter reaches black or white
+    picture[:, 0] = 80
+    picture[:, 0, :, :8] = 120
+    out = Augment(16, crop_scale=1.0, jitter_probability=1.0, grey_probability=0.0)(
+        picture, torch.ones(count), draws(1, count, "cpu")
+    )
+    x = out * torch.tensor(STD).view(3, 1, 1) + torch.tensor(MEAN).view(3, 1, 1)
+    mirrored = x[:, 0, :, 8:].mean((1, 2)) > x[:, 0, :, :8].mean((1, 2))
+    assert mirrored.float().mean().item() == pytest.approx(0.5, abs=0.06)
+    _, green, blue = x.mean((2, 3)).unbind(1)
+    turn = (green - blue) / (x.amax(1) - x.amin(1)).mean((1, 2)) / 6  # of the colour circle, from red
+    assert turn.min().item() == pytest.approx(-0.1, abs=0.002)
+    assert turn.max().item() == pytest.approx(0.1, abs=0.002)
+
+
 def test_images_of_a_batch_draw_differently(pictures):
     same = pictures[:1].expand(6, -1, -1, -1)
     out = Augment(32)(same, torch.ones(6), draws(0, 6, "cpu"))

@@ -215,6 +215,17 @@ def test_loader_visits_every_image_once_an_epoch_in_an_order_of_its_own():
     assert torch.equal(again.draws.key, batch.draws.key)
 
 
+def test_every_step_has_random_numbers_of_its_own():
+    """Or an image would be cropped alike in every epoch, and no other test would notice."""
+    loader = Loader(image_set(10), 4, torch.device("cpu"), seed=3)
+    drawn = [loader.batch(step).draws.uniform("crop", 2) for step in (0, 1, 2, 0)]
+    drawn += [batch.draws.uniform("crop", 2) for batch, _ in loader.in_order()]
+    drawn.append(Loader(image_set(10), 4, torch.device("cpu"), seed=4).batch(0).draws.uniform("crop", 2))
+    assert torch.equal(drawn[0], drawn[3])
+    del drawn[3]
+    assert len(torch.stack(drawn).flatten(1).unique(dim=0)) == len(drawn)
+
+
 def test_loader_in_order_covers_the_last_incomplete_batch():
     loader = Loader(image_set(10), 4, torch.device("cpu"), seed=0)
     seen = [batch.index[:count] for batch, count in loader.in_order()]

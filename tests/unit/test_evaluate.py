@@ -14,6 +14,7 @@ from onecrop.evaluate.knn import knn_predict, nearest
 from onecrop.nets import Pixels, build_backbone
 
 CPU = torch.device("cpu")
+probes = import_module("onecrop.evaluate.linear")  # the package has a function of that name
 
 
 def test_knn_equals_brute_force(monkeypatch):
@@ -56,6 +57,31 @@ def test_every_evaluation_separates_what_is_separable(name):
     assert row["protocol"]
     swapped = replace(test, labels=1 - test.labels)
     assert EVALUATIONS[name](Pixels(8).eval(), train, swapped, Probe(8, CPU, k=20))["accuracy"] == 0
+
+
+def test_the_linear_probe_is_the_authors_protocol(monkeypatch):
+    """Fresh crops every epoch, lr 30 and a tenth of it at 60 and 80 % of the epochs; the fast one along a cosine."""
+    views, rates = [], []
+    descend = probes._descend
+
+    def note_view(backbone, images, probe, view=None, crop_scale=1.0):
+        views.append((view, crop_scale))
+        return extract(backbone, images, probe, view, crop_scale)
+
+    def note_rate(classifier, optimizer, z, labels):
+        rates.append(optimizer.param_groups[0]["lr"])
+        descend(classifier, optimizer, z, labels)
+
+    monkeypatch.setattr(probes, "extract", note_view)
+    monkeypatch.setattr(probes, "_descend", note_rate)
+    train, test = colour_set(8, 0), colour_set(4, 1)
+    probes.linear(Pixels(8).eval(), train, test, Probe(8, CPU), epochs=5, batch_size=4)
+    assert views == [*((epoch, 0.08) for epoch in range(5)), (None, 1.0)]
+    assert rates == pytest.approx([30] * 6 + [3] * 2 + [0.3] * 2)
+    views.clear(), rates.clear()
+    probes.linear_fast(Pixels(8).eval(), train, test, Probe(8, CPU), views=2, epochs=8)
+    assert views == [(0, 0.2), (1, 0.2), (None, 1.0)]
+    assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * step / 4)) for step in range(4)])
 
 
 def test_features_need_eval_mode_and_keep_the_last_batch(monkeypatch):

@@ -118,13 +118,17 @@ def test_adamw_is_the_textbooks():
     torch.testing.assert_close(p.detach(), w)
 
 
+@pytest.mark.parametrize("momentum", [0.9, 0.0])
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_state_survives_saving(name):
+def test_state_survives_saving(name, momentum):
+    """That of SGD without momentum too, which has none, and beside a weight that nothing uses."""
     torch.manual_seed(0)
     nets = [nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)) for _ in range(2)]
     nets[0].to(memory_format=torch.channels_last)
     nets[1].to(memory_format=torch.channels_last).load_state_dict(nets[0].state_dict())
-    first, second = (OPTIMIZERS[name].build(n.parameters(), torch.tensor(0.1), 0.9, 0.01) for n in nets)
+    for net in nets:
+        net.register_parameter("spare", nn.Parameter(torch.ones(3)))
+    first, second = (OPTIMIZERS[name].build(n.parameters(), torch.tensor(0.1), momentum, 0.01) for n in nets)
 
     def step(net, optimizer, seed):
         x = torch.randn(4, 3, 8, 8, generator=torch.Generator().manual_seed(seed))
@@ -139,6 +143,15 @@ def test_state_survives_saving(name):
         step(net, optimizer, 2)
     for a, b in zip(nets[0].parameters(), nets[1].parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_state_of_other_parameters_is_refused():
+    net = nn.Linear(2, 2)
+    optimizer = OPTIMIZERS["sgd"].build(net.parameters(), torch.tensor(0.1), 0.9, 0.0)
+    with pytest.raises(KeyError, match=r"other parameters: 0\.weight"):
+        restore_optimizer(optimizer, net, {"0.weight/momentum_buffer": torch.zeros(2, 2)})
+    with pytest.raises(KeyError, match=r"has shape \(3, 2\)"):
+        restore_optimizer(optimizer, net, {"weight/momentum_buffer": torch.zeros(3, 2)})
 
 
 def test_cosine_at_its_edges():

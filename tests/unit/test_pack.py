@@ -147,8 +147,14 @@ def test_a_torn_journal_and_lost_rows(tmp_path, monkeypatch):
         monkeypatch.undo()
         monkeypatch.setenv("ONECROP_CACHE", str(tmp_path / "cache"))
 
+    def break_a_line_in_the_middle():
+        first, _, *rest = (pack / "journal.jsonl").read_text().splitlines()
+        assert rest
+        (pack / "journal.jsonl").write_text("\n".join([first, '{"next":', *rest, ""]))
+
     for damage in (
         lambda: (pack / "journal.jsonl").write_bytes((pack / "journal.jsonl").read_bytes()[:-30]),
+        break_a_line_in_the_middle,
         lambda: (pack / "journal.jsonl").write_bytes(b'{"other": 1}\n'),
         lambda: (pack / "images.bin").write_bytes(b"short"),
         lambda: (pack / "images.bin").unlink(),

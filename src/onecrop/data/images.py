@@ -90,6 +90,11 @@ def subset_index(total: int, count: int, seed: int) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(fold("subset", seed)).permutation(total)[:count])
 
 
+def fits(num_bytes: int, device: torch.device) -> bool:
+    """May a data set of so many bytes live on the device? A CPU reads it from where it is."""
+    return device.type != "cuda" or num_bytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
+
+
 class Loader:
     """Batches as a function of the step. The set lives on the device when it fits, else a reader fetches ahead.
 
@@ -114,7 +119,7 @@ class Loader:
         self.batches_per_epoch = len(images) // batch_size  # the last incomplete batch is dropped
         self.aspect = torch.from_numpy(images.true_aspect).to(device)
         self.images = torch.from_numpy(images.images)
-        self.resident = device.type != "cuda" or images.images.nbytes < RESIDENT_SHARE * torch.cuda.mem_get_info()[0]
+        self.resident = fits(images.images.nbytes, device)
         if self.resident:
             self.images = self.images.to(device)
         self._reader = None if self.resident else Reader(self.images, batch_size, self._index, device, self.part)

@@ -173,7 +173,8 @@ class _Packing:
         try:
             for mark in read_json_lines(self.journal):
                 done.extend(_Done(**mark))
-            if done.kept and self.images.stat().st_size < len(done.kept) * self.row_bytes:
+            lines_missing = done.next != len(done.kept) + len(done.unreadable) + len(done.repeats)
+            if lines_missing or (done.kept and self.images.stat().st_size < len(done.kept) * self.row_bytes):
                 done = _Done()
         except (TypeError, FileNotFoundError):
             done = _Done()

@@ -16,9 +16,10 @@ from onecrop.data.listing import Entry, Listing, list_folder
 from onecrop.data.pack import PackSettings, pack
 from onecrop.data.shapes import shapes
 from onecrop.draws import fold
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, from_extra, unknown
 from onecrop.files import printable
 
+FOLDERS = {"tiny-imagenet": "tiny-imagenet-200", "imagenet": "imagenet"}  # in --data-dir, with train/ and val/ in them
 TEST_SHARE = 0.2  # of a labelled folder that has no test part of its own
 
 
@@ -120,11 +121,7 @@ def _shapes(split: str, request: Request) -> ImageSet:
 
 def _digits(split: str, request: Request) -> ImageSet:
     """1,797 handwritten digits of 8 px; every fifth is for testing"""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError:
-        raise UserError("the data set digits comes with scikit-learn: pip install 'onecrop[digits]'") from None
-    data = load_digits()
+    data = from_extra("sklearn.datasets", "digits", "the data set digits comes with scikit-learn").load_digits()
     grey = np.round(data.images * (255 / 16)).astype(np.uint8)
     images = np.ascontiguousarray(np.broadcast_to(grey[:, None], (len(grey), 3, 8, 8)))
     test = np.arange(len(images)) % 5 == 4
@@ -144,7 +141,7 @@ def _cifar100(split: str, request: Request) -> ImageSet:
 
 def _tiny_imagenet(split: str, request: Request) -> ImageSet:
     """110,000 photographs of 64 px, 200 classes"""
-    root = Path(request.data_dir) / "tiny-imagenet-200"
+    root = Path(request.data_dir) / FOLDERS["tiny-imagenet"]
     if not root.is_dir():
         _download_tiny_imagenet(Path(request.data_dir))
     try:
@@ -174,14 +171,13 @@ def _download_tiny_imagenet(data_dir: Path) -> None:
     except Exception as error:
         raise UserError(
             f"tiny-imagenet is not in {data_dir} and cannot be downloaded ({error}): "
-            "put the unpacked folder tiny-imagenet-200 there, or name another --data-dir"
+            f"put the unpacked folder {FOLDERS['tiny-imagenet']} there, or name another --data-dir"
         ) from None
 
 
 def _imagenet(split: str, request: Request) -> ImageSet:
     """1.28 million photographs, 1,000 classes; --subset 10000 and 100000 are the paper's IN-10k and IN-100k"""
-    root = Path(request.data_dir) / "imagenet"
-    part = root / ("train" if split == "train" else "val")
+    part = Path(request.data_dir) / FOLDERS["imagenet"] / ("train" if split == "train" else "val")
     if not part.is_dir():
         raise UserError(
             f"imagenet cannot be downloaded: put its images as {part}/<wnid>/<image>.JPEG, or name another --data-dir"

@@ -9,16 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecrop.detect.sets import Collector, DetectionSet, Object
-from onecrop.errors import UserError
+from onecrop.errors import UserError, from_extra
 
 
 def coco_tools() -> Any:
     """faster-coco-eval: run lengths and the COCO score."""
-    try:
-        import faster_coco_eval
-    except ImportError:
-        raise UserError("masks and the COCO score need faster-coco-eval: pip install 'onecrop[detection]'") from None
-    return faster_coco_eval
+    return from_extra("faster_coco_eval", "detection", "masks and the COCO score need faster-coco-eval")
 
 
 def load_coco(folder: Path, part: str, masks: bool, skip_broken: bool = False) -> DetectionSet:

@@ -30,12 +30,7 @@ class DetectRun(Run):
         return self.detections_file.exists()
 
     def recipe(self) -> Any:
-        try:
-            return DetectRecipe.from_json(json.loads(self.recipe_file.read_text()))
-        except FileNotFoundError:
-            raise UserError(f"{self.folder} is not a detection run: it has no recipe.json") from None
-        except (ValueError, TypeError, OSError) as error:
-            raise UserError(f"{self.recipe_file} is not the recipe of a detection run: {error}") from None
+        return self.read_recipe(DetectRecipe.from_json, "a detection run")
 
     def write_truth(self, truth: dict[str, Any]) -> None:
         write_atomically(self.truth_file, json.dumps(truth).encode())

@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from onecrop.checkpoint import loop_state, restore_loop
+from onecrop.checkpoint import loop_state, read_means, restore_loop
 from onecrop.detect.batches import Batches
 from onecrop.detect.coco import coco_tools, load_coco
 from onecrop.detect.infer import detect_all
@@ -201,12 +201,7 @@ class Training:
 
     def _means(self) -> dict[str, float]:
         """Terms since the last row; reading them back is the loop's only synchronisation."""
-        count = (self.step - 1) % ROW_EVERY + 1
-        means = {name: float(value) / count for name, value in self.sums.items()}
-        bad = [name for name, value in means.items() if value != value or abs(value) == float("inf")]
-        if bad:
-            raise UserError(f"{bad[0]} is not a finite number at step {self.step}: try a lower --lr with another --out")
-        return means
+        return read_means(self.sums, (self.step - 1) % ROW_EVERY + 1, self.step, self.run.checkpoint_file)
 
     def _save(self) -> None:
         self._means()  # never replace a good checkpoint by a broken one

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from onecrop.errors import UserError
 from onecrop.nets.backbones import Backbone, build_backbone, read_backbone
+from onecrop.nets.weights import fill, read_weights
 
 SCRATCH = "scratch"
 Net = Literal["resnet18", "resnet50"]
@@ -35,7 +36,9 @@ def load_start(weights: str, backbone: Net | None, seed: int) -> Start:
         net = build_backbone(backbone, "standard")
         if weights == SCRATCH:
             return Start(net, backbone, "scratch", 0, None)
-        state = _torchvision_weights(path)
+        if not path.is_file():
+            raise UserError(f"no file {path}: give torchvision's weights, a run folder, or `{SCRATCH}`")
+        state, _ = read_weights(path)
         return Start(net, backbone, "torchvision", _fill(net, state, path, backbone), None)
     state, facts = read_backbone(path)
     name, stem = facts["backbone"], facts["stem"]
@@ -53,34 +56,8 @@ def load_start(weights: str, backbone: Net | None, seed: int) -> Start:
 
 
 def _fill(net: Backbone, state: dict[str, Tensor], path: Path, name: str) -> int:
-    """Load every tensor of stem and stages 1 to 4, none missing and none left over -> how many."""
-    wanted = net.state_dict()
-    counters = {key for key in wanted if key.endswith("num_batches_tracked")}  # older files have none
-    missing, left_over = wanted.keys() - counters - state.keys(), state.keys() - wanted.keys()
-    odd = [key for key in wanted.keys() & state.keys() if wanted[key].shape != state[key].shape]
-    if missing or left_over or odd:
-        first = min(odd or missing or left_over)
-        what = "has another shape" if odd else "is missing" if missing else "does not belong to it"
-        raise UserError(
-            f"{path} does not fit {name}: {len(wanted.keys() & state.keys()) - len(odd)} of {len(wanted)} tensors do; "
-            f"{first} {what}"
-        )
+    """Load every tensor of stem and stages 1 to 4 -> how many. Of the file only a classifier may be left over."""
     broken = [key for key, value in state.items() if value.is_floating_point() and not value.isfinite().all()]
     if broken:
         raise UserError(f"{path} holds numbers that are not finite, in {broken[0]}")
-    net.load_state_dict(state, strict=len(state) == len(wanted))
-    return len(state)
-
-
-def _torchvision_weights(path: Path) -> dict[str, Tensor]:
-    """A state dict saved by torch, without its classifier. weights_only: nothing in the file is executed."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        raise UserError(f"no file {path}: give torchvision's weights, a run folder, or `{SCRATCH}`") from None
-    except Exception as error:  # a damaged file may raise anything
-        reason = " ".join(str(error).split())[:120]
-        raise UserError(f"{path} is damaged, or holds more than weights, and is not loaded ({reason})") from None
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise UserError(f"{path} is not a plain state dict of tensors, as torchvision's files are")
-    return {key: value for key, value in content.items() if not key.startswith("fc.")}
+    return fill(net, state, str(path), name, but_classifier=True)

@@ -24,7 +24,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from onecrop.distributed.group import Group, world
-from onecrop.errors import AgreedError, UserError
+from onecrop.errors import StoppedError, UserError
 
 BEAT_SECONDS = 0.5
 SILENT_SECONDS = 15.0  # without a beat a process counts as gone: a long call that holds the interpreter is shorter
@@ -192,7 +192,7 @@ def _explain(error: BaseException, watch: Watch) -> None:
     if isinstance(error, SystemExit):
         return
     rank, group = watch.group.rank, watch.group
-    if isinstance(error, AgreedError):
+    if isinstance(error, StoppedError):
         if group.first:
             return
         sentence = None

@@ -23,7 +23,7 @@ from onecrop.evaluate.knn import knn
 from onecrop.evaluate.linear import linear, linear_fast
 from onecrop.files import append_json_line
 from onecrop.nets import Pixels, load_backbone, read_backbone
-from onecrop.nets.backbones import untrained_like
+from onecrop.nets.backbones import backbone_file, untrained_like
 from onecrop.report.card import write_card
 
 # (backbone, train, test, probe) -> accuracy in percent and the protocol it was measured by
@@ -64,14 +64,14 @@ def evaluate(
         raise UserError(f"--k {k} is too small: a vote needs at least one neighbour")
     _, facts = read_backbone(run)
     trained = load_backbone(run, into=copy.deepcopy(backbone))
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    folder = backbone_file(run).parent
     begun = _recipe_of(folder)
     size = _input_size(trained, int(facts["image_size"]), image_size)
     request = Request(
         begun.get("data_dir", "data") if data_dir is None else data_dir,
         size,
         holdout=begun.get("holdout", 0) if data is None else 0,
-        drop_duplicates=bool(begun.get("drop_duplicates", False)),
+        drop_duplicates=data is None and bool(begun.get("drop_duplicates")),  # another set is scored on as it is
     )
     probe = Probe(size, choose_device(device), seed, k)
     sets = fewer_labels(load_labelled(data or facts["data"], request), subset, seed)

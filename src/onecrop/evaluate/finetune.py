@@ -24,9 +24,9 @@ from onecrop.errors import UserError
 from onecrop.evaluate.features import Probe, extract, labels_on, random_view
 from onecrop.evaluate.labels import load_with_labels
 from onecrop.evaluate.linear import linear_fast, new_classifier, score
-from onecrop.files import append_json_line, read_json_lines
+from onecrop.files import append_json_line, read_json_lines, sha256_of
 from onecrop.nets import load_backbone, read_backbone
-from onecrop.nets.backbones import untrained_like
+from onecrop.nets.backbones import backbone_file, untrained_like
 from onecrop.optim import cosine
 from onecrop.progress import Progress, duration
 
@@ -76,7 +76,7 @@ def finetune(
     _check(shares, budget)
     _, facts = read_backbone(run)
     pretrained = load_backbone(run, into=copy.deepcopy(backbone))
-    folder = Path(run) if Path(run).is_dir() else Path(run).parent
+    folder, digest = backbone_file(run).parent, sha256_of(backbone_file(run))
     probe = Probe(facts["image_size"], choose_device(device), seed)
     tune(probe.device)
     sets = load_with_labels(data, Request(data_dir, facts["image_size"]))
@@ -97,6 +97,7 @@ def finetune(
                 "budget": "linear-fast" if way == PROBE else budget.protocol(len(train)),
                 "fingerprint": train.fingerprint + sets.test.fingerprint,
                 "pretraining": facts,
+                "backbone": digest,  # a folder may hold several
             }
             if _key(row) not in done:
                 start = untrained_like(run, fold(seed, "scratch"), backbone) if way == SCRATCH else pretrained
@@ -116,7 +117,7 @@ def _check(shares: Sequence[float], budget: Budget) -> None:
 
 def _key(row: dict[str, Any]) -> tuple[Any, ...]:
     """Rows that agree in these need not be measured twice."""
-    return tuple(row.get(name) for name in ("of", "share", "data", "seed", "budget", "fingerprint"))
+    return tuple(row.get(name) for name in ("of", "share", "data", "seed", "budget", "fingerprint", "backbone"))
 
 
 def labelled_share(images: ImageSet, share: float, seed: int) -> NDArray[np.int64]:

@@ -227,10 +227,14 @@ def save_backbone(path: Path, backbone: nn.Module, facts: dict[str, Any]) -> Non
     save_tensors(path, backbone.state_dict(), facts)
 
 
+def backbone_file(path: Path | str) -> Path:
+    """Of a run folder, or the file itself."""
+    return Path(path) / "backbone.safetensors" if Path(path).is_dir() else Path(path)
+
+
 def read_backbone(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """-> weights, facts. Reads safetensors only: nothing in the file is executed."""
-    path = Path(path)
-    path = path / "backbone.safetensors" if path.is_dir() else path
+    path = backbone_file(path)
     if not path.exists():
         raise UserError(f"no backbone at {path}: give a finished run folder or a backbone.safetensors file")
     state, facts = load_tensors(path)

@@ -9,17 +9,13 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, from_extra, unknown
 
 HALVES = (nn.Conv2d, nn.MaxPool2d, nn.AvgPool2d)
 
 
 def _timm() -> Any:
-    try:
-        import timm
-    except ImportError:
-        raise UserError("backbones named timm/NAME need timm: pip install 'onecrop[timm]'") from None
-    return timm
+    return from_extra("timm", "timm", "backbones named timm/NAME need timm")
 
 
 def check_timm(name: str) -> None:

@@ -12,10 +12,11 @@ from onecrop.tensors import load_tensors
 
 # What torchvision and timm call the layers after the pooled features: a backbone has none of them.
 CLASSIFIERS = ("fc.", "classifier.", "head.fc.", "head.weight", "head.bias")
+COUNTER = "num_batches_tracked"  # of batches that a norm has seen: torchvision's oldest files have none
 
 
-def fill(net: nn.Module, state: dict[str, Tensor], origin: str, kind: str, *, but_classifier: bool = False) -> None:
-    """Replace every weight of `net`, or raise and leave all as they were.
+def fill(net: nn.Module, state: dict[str, Tensor], origin: str, kind: str, *, but_classifier: bool = False) -> int:
+    """Replace every weight of `net`, or raise and leave all as they were -> how many tensors.
 
     but_classifier: keys of a classifier may be on one side alone; the network then keeps its own.
     """
@@ -24,7 +25,8 @@ def fill(net: nn.Module, state: dict[str, Tensor], origin: str, kind: str, *, bu
     def counts(key: str) -> bool:
         return not (but_classifier and key.startswith(CLASSIFIERS))
 
-    problems = [f"{key} is missing" for key in wanted if key not in state and counts(key)]
+    missing = [key for key in wanted if key not in state and counts(key) and not key.endswith(COUNTER)]
+    problems = [f"{key} is missing" for key in missing]
     problems += [f"{key} is not one of its keys" for key in state if key not in wanted and counts(key)]
     shared = [key for key in wanted if key in state and counts(key)]
     problems += [
@@ -36,6 +38,7 @@ def fill(net: nn.Module, state: dict[str, Tensor], origin: str, kind: str, *, bu
         more = f", and {len(problems) - 1} more like that" if len(problems) > 1 else ""
         raise UserError(f"{origin} does not fit {kind}: {problems[0]}{more}")
     net.load_state_dict({**wanted, **{key: state[key] for key in shared}})
+    return len(shared)
 
 
 def need_same_layers(net: nn.Module, reference: nn.Module, origin: str, stem: str | None) -> None:
@@ -63,7 +66,7 @@ def _windows(net: nn.Module) -> dict[str, str]:
 def start_from(net: nn.Module, weights: str, backbone: str, stem: str | None) -> None:
     """Fill an untrained network from a file, or from torchvision's own weights; only the classifier may differ."""
     path = weights_file(weights, backbone)
-    state, theirs = _read(path)
+    state, theirs = read_weights(path)
     if stem is not None and theirs != stem:  # the mobile nets' shapes would fit all the same
         raise UserError(
             f"the weights {weights} are for the {theirs} stem, and this {backbone} has the {stem} one: "
@@ -109,7 +112,7 @@ def _torchvision_file(backbone: str) -> Path:
     return path
 
 
-def _read(path: Path) -> tuple[dict[str, Tensor], str]:
+def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
     """-> state dict, stem. Nothing in the file is executed. A file that names no stem has the standard one."""
     if path.suffix == ".safetensors":
         state, facts = load_tensors(path)
@@ -117,8 +120,8 @@ def _read(path: Path) -> tuple[dict[str, Tensor], str]:
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # of many kinds, by what the file is
-        reason = " ".join(str(error).split())[:150]
-        raise UserError(f"{path} cannot be read as weights: {reason}") from None
+        reason = " ".join(str(error).split())[:150] or type(error).__name__
+        raise UserError(f"{path} cannot be read as weights: it is damaged, or holds more ({reason})") from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} does not hold a plain state dict: save model.state_dict() alone")
     return state, "standard"

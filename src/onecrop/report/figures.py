@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from onecrop.errors import UserError
+from onecrop.errors import from_extra
 from onecrop.report.plots import NOT_CURVES
 from onecrop.report.reading import PictureMap, RunFolder
 
@@ -32,11 +32,7 @@ class Line(NamedTuple):
 
 
 def plotly() -> Any:
-    try:
-        import plotly.graph_objects as objects
-    except ImportError:
-        raise UserError("the page is drawn by plotly: pip install 'onecrop[report]'") from None
-    return objects
+    return from_extra("plotly.graph_objects", "report", "the page is drawn by plotly")
 
 
 def colour(number: int) -> str:

@@ -7,21 +7,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from onecrop.errors import UserError
-from onecrop.files import read_json_lines
+from onecrop.errors import from_extra
+from onecrop.files import atomically, read_json_lines
 
 NOT_CURVES = {"epoch", "step", "lr", "images_per_second", "seconds", "peak_memory", "data_wait"}
 
 
 def _pyplot() -> Any:
-    try:
-        import matplotlib
-    except ImportError:
-        raise UserError("pictures need matplotlib: pip install 'onecrop[plots]'") from None
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    return plt
+    from_extra("matplotlib", "plots", "pictures need matplotlib").use("Agg")
+    return from_extra("matplotlib.pyplot", "plots", "pictures need matplotlib")
 
 
 def plot_curves(run: Path, path: Path) -> Path:
@@ -170,9 +164,8 @@ def _panels(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, d
 
 def _save(figure: Any, path: Path, plt: Any) -> Path:
     try:
-        figure.savefig(path, dpi=120, bbox_inches="tight")
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {error.strerror}") from None
+        with atomically(path) as temporary:
+            figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=120, bbox_inches="tight")
     finally:
         plt.close(figure)
     return path

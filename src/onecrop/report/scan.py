@@ -78,7 +78,7 @@ def _duplicates(facts: Mapping[str, Any]) -> str:
 def _forecast(forecast: Mapping[str, Any]) -> list[tuple[str, str]]:
     memory = ", ".join(f"{name} {readable(size)}" for name, size in forecast["memory"].items() if size)
     if forecast["seconds"] is None:
-        expected = "not measured: the bank is too large to make for a trial"
+        expected = "not measured: its tables are too large to make for a trial"
     else:
         expected = f"about {duration(forecast['seconds'])} for {forecast['epochs']} epochs ({forecast['timed']})"
     return [
