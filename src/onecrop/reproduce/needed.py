@@ -7,7 +7,7 @@ from typing import NamedTuple
 from onecrop.data import SOURCES, load
 from onecrop.data.archives import is_archive
 from onecrop.data.scan import list_pictures
-from onecrop.data.sources import Request
+from onecrop.data.sources import FOLDERS, Request
 from onecrop.detect.recipe import DetectRecipe
 from onecrop.errors import UserError
 from onecrop.reproduce.measure import probe_of
@@ -51,9 +51,8 @@ def data_of(step: Step) -> set[str]:
 
 def count_images(data: str, data_dir: str) -> int:
     """Images of the training part, without decoding folders."""
-    folder = {"imagenet": "imagenet/train", "tiny-imagenet": "tiny-imagenet-200/train"}.get(data)
-    root = Path(data_dir) / folder if folder else Path(data)
-    if data in SOURCES and not (folder and root.is_dir()):
+    root = Path(data_dir) / FOLDERS[data] / "train" if data in FOLDERS else Path(data)
+    if data in SOURCES and not (data in FOLDERS and root.is_dir()):
         return len(load(data, "train", Request(data_dir)))  # small, or to be downloaded, or it says how to get it
     if root.is_dir() or is_archive(root):
         parts = (root / "train", root)
