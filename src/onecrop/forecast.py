@@ -54,7 +54,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         cosines = loss_bytes(loader.batch_size, len(rows), rows.shape[1], dtype, loader.device)
     tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
     return {
-        "data": _bytes([loader.images, loader.aspect]) if loader.resident else 0,
+        "data": loader.num_images * loader.images[0].nbytes + loader.aspect.nbytes if loader.resident else 0,
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
         "activations": method.crops * loader.part_size * _saved_per_image(method.backbone, loader, image_size, dtype),

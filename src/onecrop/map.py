@@ -206,7 +206,7 @@ def draw_sheet(images: ImageSet) -> tuple[Image.Image, int]:
     tile = min(tile, max(stored, TILE[0]))
     columns = int(np.ceil(count**0.5))
     sheet = Image.new("RGB", (columns * tile, -(-count // columns) * tile))
-    for number, pixels in enumerate(images.images):
-        picture = Image.fromarray(np.ascontiguousarray(pixels.transpose(1, 2, 0)))
+    for number in range(count):
+        picture = Image.fromarray(np.ascontiguousarray(images.images[number].transpose(1, 2, 0)))
         sheet.paste(picture.resize((tile, tile)), (number % columns * tile, number // columns * tile))
     return sheet, tile

@@ -74,7 +74,7 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
         "device": describe(device),
         "images": num_images,
         "stored_size": shape[-1],
-        "pack": whole.images.size,
+        "pack": whole.images.nbytes,
         "memory": memory,
         "epochs": epochs,
         "seconds": None if step is None else step * epochs * (num_images // batch_size),
@@ -91,7 +91,7 @@ def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device
     small, large = (
         method.tables(recipe.settings, method.backbone.dim, images, len(few), dtype) for images in (len(few), count)
     )
-    memory["data"] = whole.images.size + 4 * count if fits(whole.images.size, device) else 0
+    memory["data"] = whole.images.nbytes + 4 * count if fits(whole.images.nbytes, device) else 0
     if memory["bank"]:
         memory["bank"] = memory["bank"] * count // len(few)
         memory["loss"] = loss_bytes(len(few), count, recipe.flat()["dim"], dtype, device)

@@ -146,13 +146,19 @@ def test_streamed_loss_needs_little_memory():
     assert torch.cuda.max_memory_allocated() - before < 300 * 2**20
 
 
-def test_data_beyond_device_memory_gives_the_same_batches(monkeypatch):
-    images = ImageSet("noise", np.random.default_rng(0).integers(0, 255, (500, 3, 16, 16), np.uint8))
+@pytest.mark.parametrize("part", [False, True])
+def test_data_beyond_device_memory_gives_the_same_batches(monkeypatch, tmp_path, part):
+    pixels = np.memmap(tmp_path / "images.bin", np.uint8, "w+", shape=(700 if part else 500, 3, 16, 16))
+    pixels[:] = np.random.default_rng(0).integers(0, 255, pixels.shape, np.uint8)
+    images = ImageSet("noise", pixels)
+    chosen = np.random.default_rng(1).permutation(700)[:500]
+    images = images.take(chosen) if part else images
     resident = Loader(images, 32, CUDA, seed=1)
     monkeypatch.setattr("onecrop.data.images.RESIDENT_SHARE", 0.0)
     streamed = Loader(images, 32, CUDA, seed=1)
     assert resident.resident
     assert not streamed.resident
+    assert np.array_equal(resident.images.cpu().numpy(), images.images[:])
     for step in (0, 1, 2, 3, 14, 15, 16, 40, 2):  # in order, over an epoch's end, and jumps
         a, b = resident.batch(step), streamed.batch(step)
         assert torch.equal(a.images, b.images)

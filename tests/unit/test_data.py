@@ -233,6 +233,36 @@ def test_loader_in_order_covers_the_last_incomplete_batch():
     assert [len(batch.index) for batch, _ in loader.in_order()] == [4, 4, 4]
 
 
+def memory_map(path, count):
+    pixels = np.memmap(path, np.uint8, "w+", shape=(count, 3, 8, 8))
+    pixels[:] = RNG.integers(0, 255, pixels.shape, np.uint8)
+    return ImageSet("map", pixels, labels=np.arange(count), aspect=np.linspace(1, 2, count, dtype=np.float32), key="k")
+
+
+def test_a_part_of_a_memory_map_is_not_read_before_it_is_used(tmp_path):
+    whole = memory_map(tmp_path / "images.bin", 20)
+    chosen = np.array([7, 3, 11, 2, 19, 5, 13])
+    some = whole.take(chosen)
+    copy = ImageSet("copy", np.array(whole.images)[chosen], aspect=whole.aspect[chosen])
+    again = some.take(np.array([4, 1]))
+    expected = np.array(whole.images)[[19, 3]]
+    assert some.images.shape == copy.images.shape
+    assert some.images.nbytes == copy.images.nbytes
+    assert np.array_equal(again.images[:], expected)
+    assert again.labels.tolist() == [19, 3]
+    assert len({whole.fingerprint, some.fingerprint, again.fingerprint}) == 3
+    loaders = [Loader(images, 3, torch.device("cpu"), seed=0) for images in (some, copy)]
+    for step in range(5):
+        mine, other = (loader.batch(step) for loader in loaders)
+        assert torch.equal(mine.images, other.images)
+        assert torch.equal(mine.aspect, other.aspect)
+        assert torch.equal(mine.index, other.index)
+    for (mine, count), (other, _) in zip(*(loader.in_order() for loader in loaders), strict=True):
+        assert torch.equal(mine.images[:count], other.images[:count])
+    whole.images[19] = 0  # nothing was copied: the part shows what the map holds now
+    assert not again.images[0].any()
+
+
 def test_loader_refuses_a_batch_larger_than_the_set():
     with pytest.raises(UserError, match="lower --batch-size"):
         Loader(image_set(3), 4, torch.device("cpu"), seed=0)

@@ -1,23 +1,25 @@
 """ImageSet (what is stored), Batch (what a method sees) and Loader (from one to the other)."""
 
 import hashlib
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from onecrop.data.reader import Reader
+from onecrop.data.reader import Reader, placed
 from onecrop.distributed import ALONE, Group
 from onecrop.draws import Draws, draws, fold, shuffled
 from onecrop.errors import UserError
 
 # Share of the free device memory that a data set may take for itself.
 RESIDENT_SHARE = 0.5
+PIECE = 4096  # images that go to the device at a time
 
 
 class Batch(NamedTuple):
@@ -30,11 +32,34 @@ class Batch(NamedTuple):
 
 
 @dataclass(frozen=True)
+class Rows:
+    """Some images of a memory map, in an order, without a copy: they may be more than the memory holds."""
+
+    whole: NDArray[np.uint8]
+    index: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, which: Any) -> NDArray[np.uint8]:
+        """One image, or several: these are read now."""
+        return self.whole[self.index[which]]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self), *self.whole.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
 class ImageSet:
     """Decoded images, squashed to squares, in memory or in a memory map. Labels are for evaluation alone."""
 
     name: str
-    images: NDArray[np.uint8]  # [N, 3, R, R]
+    images: NDArray[np.uint8] | Rows  # [N, 3, R, R]
     labels: NDArray[np.int64] | None = None  # [N]
     classes: tuple[str, ...] = ()
     aspect: NDArray[np.float32] | None = None  # [N]; None: all 1
@@ -52,13 +77,17 @@ class ImageSet:
     @cached_property
     def fingerprint(self) -> str:
         """Changes when any pixel does."""
-        return self.key or hashlib.blake2b(np.ascontiguousarray(self.images).data, digest_size=16).hexdigest()
+        return self.key or hashlib.blake2b(np.ascontiguousarray(self.images[:]).data, digest_size=16).hexdigest()
 
     def take(self, index: NDArray[np.int64]) -> "ImageSet":
         """The images of `index`, in that order."""
+        if isinstance(self.images, Rows):
+            images: NDArray[np.uint8] | Rows = Rows(self.images.whole, self.images.index[index])
+        else:
+            images = Rows(self.images, index) if isinstance(self.images, np.memmap) else self.images[index]
         return replace(
             self,
-            images=self.images[index],
+            images=images,
             labels=None if self.labels is None else self.labels[index],
             aspect=None if self.aspect is None else self.aspect[index],
             files=tuple(self.files[i] for i in index) if self.files else (),
@@ -95,6 +124,21 @@ def fits(num_bytes: int, device: torch.device) -> bool:
     return device.type != "cuda" or num_bytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
+def stored(images: NDArray[np.uint8] | Rows) -> tuple[Tensor, Tensor | None]:
+    """-> all that is stored, and where in it each image stands; None: in order."""
+    if isinstance(images, Rows):
+        return torch.from_numpy(images.whole), torch.from_numpy(images.index)
+    return torch.from_numpy(images), None
+
+
+def uploaded(images: NDArray[np.uint8] | Rows, device: torch.device) -> Tensor:
+    """On the device, piece by piece: the host's memory never holds all of a memory map."""
+    out = torch.empty(images.shape, dtype=torch.uint8, device=device)
+    for start in range(0, len(images), PIECE):
+        out[start : start + PIECE].copy_(torch.from_numpy(images[start : start + PIECE]))
+    return out
+
+
 class Loader:
     """Batches as a function of the step. The set lives on the device when it fits, else a reader fetches ahead.
 
@@ -118,11 +162,13 @@ class Loader:
         self.num_images = len(images)
         self.batches_per_epoch = len(images) // batch_size  # the last incomplete batch is dropped
         self.aspect = torch.from_numpy(images.true_aspect).to(device)
-        self.images = torch.from_numpy(images.images)
         self.resident = fits(images.images.nbytes, device)
-        if self.resident:
-            self.images = self.images.to(device)
-        self._reader = None if self.resident else Reader(self.images, batch_size, self._index, device, self.part)
+        self.images, self.places = stored(images.images)
+        if device.type == "cuda" and self.resident:
+            self.images, self.places = uploaded(images.images, device), None
+        self._reader = None
+        if not self.resident:
+            self._reader = Reader(self.images, self.places, batch_size, self._index, device, self.part)
         self._epoch, self._order = -1, torch.empty(0)
 
     @property
@@ -145,7 +191,7 @@ class Loader:
         """Write the batch of `step` into `batch`, without a synchronisation where the data are on the device."""
         if self._reader is None:
             batch.index.copy_(self._index(step))
-            torch.index_select(self.images, 0, batch.index[self.part], out=batch.images)
+            torch.index_select(self.images, 0, placed(batch.index[self.part], self.places), out=batch.images)
         else:
             self._reader.fetch(step, batch.images, batch.index)
         return self._complete(batch, fold(self.seed, "step", step))
@@ -156,7 +202,7 @@ class Loader:
             index = torch.arange(start, start + self.batch_size, device=self.images.device) % self.num_images
             batch = self.empty()
             batch.index.copy_(index)
-            batch.images.copy_(self.images.index_select(0, index[self.part]))
+            batch.images.copy_(self.images.index_select(0, placed(index[self.part], self.places)))
             yield (
                 self._complete(batch, fold(self.seed, "in order", number)),
                 min(self.batch_size, self.num_images - start),

@@ -24,10 +24,19 @@ class Reader:
     """memory map → pinned buffer (background thread) → staging buffer on the GPU (own stream) → the batch."""
 
     def __init__(
-        self, images: Tensor, batch_size: int, index_of: Callable[[int], Tensor], device: torch.device, part: slice
+        self,
+        images: Tensor,
+        places: Tensor | None,
+        batch_size: int,
+        index_of: Callable[[int], Tensor],
+        device: torch.device,
+        part: slice,
     ) -> None:
-        """part: the images of each batch that are read here; the index is that of the whole batch."""
-        self.images, self.index_of, self.part = images, index_of, part
+        """places: where in `images` the images of the set stand; None: in order.
+
+        part: the images of each batch that are read here; the index is that of the whole batch.
+        """
+        self.images, self.places, self.index_of, self.part = images, places, index_of, part
         shape = (part.stop - part.start, *images.shape[1:])
         self.slots = [
             _Slot(
@@ -78,9 +87,14 @@ class Reader:
         slot = self.slots[step % AHEAD]
         slot.copied.synchronize()  # in this thread alone: the slot's last batch has left it
         slot.index.copy_(self.index_of(step))
-        torch.index_select(self.images, 0, slot.index[self.part], out=slot.images)
+        torch.index_select(self.images, 0, placed(slot.index[self.part], self.places), out=slot.images)
         with torch.cuda.stream(self.stream):
             slot.on_device.copy_(slot.images, non_blocking=True)
             slot.index_on_device.copy_(slot.index, non_blocking=True)
             slot.copied.record(self.stream)
         return slot
+
+
+def placed(index: Tensor, places: Tensor | None) -> Tensor:
+    """Where the images of `index` stand in what is stored."""
+    return index if places is None else places[index]
