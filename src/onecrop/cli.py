@@ -240,9 +240,11 @@ VERBS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):  # file names may be any bytes
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             verbs = [f"  onecrop {name:<10} {verb.__doc__}" for name, verb in VERBS.items()]
@@ -253,13 +255,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             with joined(arguments[0]):  # under torchrun: with the other processes
                 VERBS[arguments[0]](arguments[1:])
+        sys.stdout.flush()  # here, where it can still be said that it fails
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("onecrop: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of the system, not of the program: a disk that is full, a folder that is closed to us
+        if not isinstance(error, BrokenPipeError):  # the reader of our output went away: nobody to tell
+            print(f"onecrop: {error.strerror or error}" + f": {error.filename}" * bool(error.filename), file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # do not try again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

@@ -102,7 +102,7 @@ class Run:
         self.log(line)
         try:
             print(line, flush=True)
-        except BrokenPipeError:  # the reader of our output went away; the run goes on, log.txt has it all
+        except OSError:  # the reader of our output went away, or its disk is full; the run goes on, log.txt has it all
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def log(self, line: str) -> None:

@@ -159,9 +159,10 @@ def test_the_demo_deletes_only_a_demo(tmp_path, finished, refused):
     assert (tmp_path / "demo" / "run" / "backbone.safetensors").exists()
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path):
+@pytest.mark.parametrize("reader", ["| true", "2>&1 | true", ">&- 2>&-"])
+def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path, reader):
     arguments = ["pretrain", "shapes", "--out", str(tmp_path / "run"), *SMALL]
-    piped = f"{sys.executable} -m onecrop {' '.join(arguments)} | true; exit ${{PIPESTATUS[0]}}"
+    piped = f"{sys.executable} -m onecrop {' '.join(arguments)} {reader}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "backbone.safetensors").exists()
@@ -240,6 +241,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         fail()
     assert target.read_bytes() == b"good"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_to_a_full_disk_is_one_sentence(unbuffered):
+    command, place = [sys.executable, "-m", "onecrop", "list", "methods"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=place)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == ["onecrop: No space left on device"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a file size limit")
