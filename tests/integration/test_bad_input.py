@@ -228,6 +228,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     assert not (run / "backbone.safetensors").exists()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+def test_every_file_of_a_run_is_as_open_to_others_as_the_user_wants(finished):
+    (finished / "usual").touch()
+    files = [file for file in finished.rglob("*") if file.is_file()]
+    assert {file.stat().st_mode for file in files} == {(finished / "usual").stat().st_mode}, files
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     target = tmp_path / "file"
     write_atomically(target, b"good")
