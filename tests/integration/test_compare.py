@@ -46,6 +46,9 @@ def test_compare_writes_one_table_and_goes_on_where_it_stopped(tmp_path, capsys)
     assert table(out) == rows
     assert "| pid |" in capsys.readouterr().out
 
+    assert main(["results", str(out)]) == 0  # its folder is one of result files
+    assert "| pid |" in (tmp_path / "c.md").read_text()
+
     capsys.readouterr()
     assert (
         main([*arguments, "--momentum", "0.8"]) == 1
