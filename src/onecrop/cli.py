@@ -11,9 +11,9 @@ from typing import Any
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.distributed import joined
-from onecrop.errors import UserError, unknown
+from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
-from onecrop.flags import Parser, add_fields, count
+from onecrop.flags import Parser, add_fields, at_home, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints, named_values
@@ -214,9 +214,10 @@ def list_verb(arguments: Sequence[str]) -> None:
     what = parser.parse(arguments).what
     if what not in TABLES:
         raise unknown("table", what, TABLES)
+    width = max(map(len, TABLES[what]))
     for name, entry in TABLES[what].items():
-        doc = (getattr(entry, "__doc__", None) or "").strip().partition("\n")[0]
-        print(f"{name:<16} {doc}".rstrip())
+        first = (getattr(entry, "__doc__", None) or "").strip().partition("\n\n")[0]
+        print(f"{name:<{width}}  {' '.join(first.split())}".rstrip())
 
 
 VERBS = {
@@ -239,7 +240,7 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
+    arguments = [at_home(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
@@ -258,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.flush()  # here, where it can still be said that it fails
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
-        return 1
+        return 130 if isinstance(error, StoppedError) else 1
     except KeyboardInterrupt:
         print("onecrop: stopped", file=sys.stderr)
         return 130

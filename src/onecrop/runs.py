@@ -53,7 +53,8 @@ class Run:
     def refuse(self, recipe: Recipe, resume: bool) -> None:
         """A folder that is not to be overwritten, or was begun with another recipe: said before any work is done."""
         if self.recipe_file.exists() and resume:
-            return self.refuse_changes(recipe, but={"data"})  # it may lie elsewhere now: `begin` compares the images
+            self.refuse_changes(recipe, but={"data"})  # it may lie elsewhere now: `begin` compares the images
+            return
         # provenance.json alone is what a kill in `begin` leaves: nothing to lose
         if self.folder.exists() and (
             not self.folder.is_dir()

@@ -59,6 +59,8 @@ def finished(small_recipe):
         (["list", "method"], "did you mean 'methods'"),
         (["pretrain", "--resume", "--out", "typo"], "nothing to resume in typo"),
         (["pretrain", "shapes", "--device", "meta"], "'meta' is not available"),
+        (["pretrain", "", "--out", "x"], "the name of the data, or of --out, is empty"),
+        (["scan", ""], "the name of the data, or of --out, is empty"),
         (["pretrain", "shapes", "--bank-momentum", "1"], "--bank-momentum 1.0 is out of range"),
     ],
 )
@@ -66,6 +68,15 @@ def test_wrong_words(refused, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     assert words in refused(*arguments)
     assert not list(tmp_path.glob("x/*"))
+
+
+@pytest.mark.parametrize("out", [["--out=~/run"], ["--out", "~/run"]])
+def test_home_is_meant_where_the_shell_leaves_it(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert main(["pretrain", "shapes", *out, *SMALL]) == 0
+    assert (tmp_path / "home" / "run" / "backbone.safetensors").exists()
+    assert not (tmp_path / "~").exists()
 
 
 def test_folders_without_usable_images(refused, tmp_path):
@@ -253,7 +264,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_output_to_a_full_disk_is_one_sentence(unbuffered):
-    command, place = [sys.executable, "-m", "onecrop", "list", "methods"], {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    command = [sys.executable, "-m", "onecrop", "list", "methods"]
+    place = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
     with open("/dev/full", "w") as full:
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=place)
     assert done.returncode == 1
