@@ -81,7 +81,7 @@ def test_a_stop_is_not_the_failure_of_a_member(tmp_path, capsys, monkeypatch):
         raise StoppedError("stopped at step 3")
 
     monkeypatch.setattr("onecrop.compare.pretrain", stopping)
-    assert main(["compare", "shapes", "--methods", "pid,jigclu", "--out", str(tmp_path / "c"), *SMALL]) == 1
+    assert main(["compare", "shapes", "--methods", "pid,jigclu", "--out", str(tmp_path / "c"), *SMALL]) == 130
     caught = capsys.readouterr()
     assert "stopped at step 3" in caught.err
     assert "[2/2]" not in caught.out
