@@ -11,9 +11,9 @@ from typing import Any
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.distributed import joined
-from onecrop.errors import UserError, unknown
+from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
-from onecrop.flags import Parser, add_fields, count
+from onecrop.flags import Parser, add_fields, at_home, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, flag, hints, named_values
@@ -216,9 +216,10 @@ def list_verb(arguments: Sequence[str]) -> None:
     what = parser.parse(arguments).what
     if what not in TABLES:
         raise unknown("table", what, TABLES)
+    width = max(map(len, TABLES[what]))
     for name, entry in TABLES[what].items():
-        doc = (getattr(entry, "__doc__", None) or "").strip().partition("\n")[0]
-        print(f"{name:<16} {doc}".rstrip())
+        first = (getattr(entry, "__doc__", None) or "").strip().partition("\n\n")[0]
+        print(f"{name:<{width}}  {' '.join(first.split())}".rstrip())
 
 
 VERBS = {
@@ -241,10 +242,12 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    for stream in (sys.stdout, sys.stderr):  # file names may be any bytes
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    arguments = [at_home(argument) for argument in (sys.argv[1:] if arguments is None else arguments)]
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream := getattr(sys, name), io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # file names may be any bytes
     try:
         if not arguments or arguments[0] in ("-h", "--help"):
             verbs = [f"  onecrop {name:<10} {verb.__doc__}" for name, verb in VERBS.items()]
@@ -255,13 +258,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             with joined(arguments[0]):  # under torchrun: with the other processes
                 VERBS[arguments[0]](arguments[1:])
+        sys.stdout.flush()  # here, where it can still be said that it fails
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
-        return 1
+        return 130 if isinstance(error, StoppedError) else 1
     except KeyboardInterrupt:
         print("onecrop: stopped", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output went away
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # of the system, not of the program: a disk that is full, a folder that is closed to us
+        if not isinstance(error, BrokenPipeError):  # the reader of our output went away: nobody to tell
+            print(f"onecrop: {error.strerror or error}" + f": {error.filename}" * bool(error.filename), file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:  # do not try again at exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return 0

@@ -64,6 +64,8 @@ def search(
     """(cosine, file) of the images of `data` nearest to `image`, itself left out; `out` shows them."""
     if count < 1:
         raise UserError(f"--count {count} is too small: ask for at least one neighbour")
+    if Path(out).suffix.lower() != ".png":
+        raise UserError(f"--out {out} does not fit: neighbours are drawn as a PNG, let it end in .png")
     _, facts = read_backbone(run)
     query = _one(Path(image), facts["image_size"])
     embedded, images = _embed(run, data or facts["data"], data_dir, device)

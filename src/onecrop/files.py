@@ -17,7 +17,10 @@ def atomically(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         yield temporary
+        temporary.chmod(mode)  # some writers replace the file by one that its owner alone may read
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         os.replace(temporary, path)

@@ -1,6 +1,7 @@
 """Flags of the command line: made from the recipe's fields, with one sentence for what is wrong."""
 
 import argparse
+import os
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import NoReturn
@@ -23,6 +24,12 @@ class Parser(argparse.ArgumentParser):
                 f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else f" (see {self.prog} --help)")
             )
         return values
+
+
+def at_home(argument: str) -> str:
+    """~/photos as shells read it, which leave it as it is in quotes and in --out=~/runs: nobody wants a folder `~`."""
+    option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return option + equals + (os.path.expanduser(value) if value.startswith("~") else value)
 
 
 def count(text: str) -> int:

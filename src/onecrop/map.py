@@ -79,7 +79,7 @@ def make_map(
     begun = Run(run)
     folder = begun.folder
     if not begun.finished:
-        raise UserError(f"{folder} is not finished: there is no backbone yet")
+        raise UserError(f"{folder} has no backbone, being unfinished or a detection run")
     _, about = read_backbone(folder)
     recipe = begun.recipe()
     name = data or str(about["data"])

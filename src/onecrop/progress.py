@@ -3,6 +3,7 @@
 The line is rewritten in place on a terminal, and appended now and then to a file.
 """
 
+import os
 import shutil
 import signal
 import sys
@@ -46,10 +47,14 @@ class Progress:
         self.last = time.monotonic()
         if self.live:
             width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be rewritten in place
-            self.stream.write(f"\r\x1b[K{line if final else line[:width]}" + ("\n" if final else ""))
+            line = f"\r\x1b[K{line if final else line[:width]}" + ("\n" if final else "")
         else:
-            self.stream.write(line + "\n")
-        self.stream.flush()
+            line += "\n"
+        try:
+            self.stream.write(line)
+            self.stream.flush()
+        except OSError:  # its reader went away, or its disk is full: the work goes on unseen
+            self.stream = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
     def remaining(self, done: int, total: int) -> float:
         return (time.monotonic() - self.started) * (total - done) / max(done, 1)

@@ -104,6 +104,8 @@ class Recipe:
         if type(self.settings) is not METHODS[self.method].Settings:
             wanted, got = METHODS[self.method].Settings.__name__, type(self.settings).__name__
             raise UserError(f"settings of {self.method} are a {wanted}, not a {got}")
+        if not (self.data and self.out):  # as by a variable that a shell does not know: not the folder we are in
+            raise UserError("the name of the data, or of --out, is empty: say a folder's name, or . for this one")
         if self.backbone is not None:
             check_backbone(self.backbone)
         for part in (self, self.settings):

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -55,31 +55,39 @@ class Run:
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"{self.recipe_file} cannot be read: {error}") from None
 
-    def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None:
-        """Make the folder, or check that `recipe` is the one this run was begun with."""
+    def refuse(self, recipe: Recipe, resume: bool) -> None:
+        """A folder that is not to be overwritten, or was begun with another recipe: said before any work is done."""
         if self.recipe_file.exists() and resume:
-            self.refuse_changes(recipe)
+            self.refuse_changes(recipe, but={"data"})  # it may lie elsewhere now: `begin` compares the images
+            return
+        # provenance.json alone is what a kill in `begin` leaves: nothing to lose
+        if self.folder.exists() and (
+            not self.folder.is_dir()
+            or any(f.name != "provenance.json" and f.suffix != ".part" for f in self.folder.iterdir())
+        ):
+            remedy = "choose another --out" + ", or pass --resume" * self.recipe_file.exists()
+            raise UserError(f"{self.folder} exists and is not overwritten: {remedy}")
+
+    def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None:
+        """Make the folder, or check that `recipe` and the images are those this run was begun with."""
+        self.refuse(recipe, resume)
+        if self.recipe_file.exists():
             begun = self._provenance()
             if begun["data_fingerprint"] != provenance["data_fingerprint"]:
                 raise UserError(f"{self.folder} was begun with other images than {recipe.data} holds now")
             if not self.checkpoint_file.exists() and begun.get("weights_sha256") != provenance.get("weights_sha256"):
                 raise UserError(f"{self.folder} was begun with other weights than {recipe.weights} holds now")
             return
-        # provenance.json alone is what a kill in the next two lines leaves: nothing to lose
-        if self.folder.exists() and (
-            not self.folder.is_dir()
-            or any(f.name != "provenance.json" and f.suffix != ".part" for f in self.folder.iterdir())
-        ):
-            raise UserError(f"{self.folder} exists and is not overwritten: choose another --out, or pass --resume")
         write_json(self.folder / "provenance.json", provenance)
         write_json(self.recipe_file, recipe.to_json())
 
-    def refuse_changes(self, recipe: Recipe) -> None:
+    def refuse_changes(self, recipe: Recipe, but: Collection[str] = ()) -> None:
         for name, (was, now) in self.recipe().changed(recipe).items():
-            raise RecipeError(
-                f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
-                "resume it as it was, or choose another --out"
-            )
+            if name not in but:
+                raise RecipeError(
+                    f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
+                    "resume it as it was, or choose another --out"
+                )
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
@@ -107,7 +115,7 @@ class Run:
         self.log(line)
         try:
             print(line, flush=True)
-        except BrokenPipeError:  # the reader of our output went away; the run goes on, log.txt has it all
+        except OSError:  # the reader of our output went away, or its disk is full; the run goes on, log.txt has it all
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
 
     def log(self, line: str) -> None:
@@ -154,9 +162,11 @@ class Run:
 class Onlooker(Run):
     """The run folder for every process but the first, which may not even see it: nothing is written or read."""
 
+    def refuse(self, recipe: Recipe, resume: bool) -> None: ...
+
     def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None: ...
 
-    def refuse_changes(self, recipe: Recipe) -> None: ...
+    def refuse_changes(self, recipe: Recipe, but: Collection[str] = ()) -> None: ...
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:

@@ -53,6 +53,7 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
         return run.folder
     if resume and run.recipe_file.exists():
         recipe = recipe.completed(run.recipe())
+    run.refuse(recipe, resume)
     chosen = choose_image_size(recipe, device)
     recipe = settle(recipe, chosen).agreed(group)
     images = load(recipe.data, "train", recipe.request())

@@ -111,4 +111,4 @@ def results_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("folder", type=Path, help="of comparison.json and other result files")
     parser.add_argument("--out", type=Path, help="the Markdown page [FOLDER.md]")
     values = parser.parse(arguments)
-    print(write_results(values.folder, values.out or values.folder.with_suffix(".md")))
+    print(write_results(values.folder, values.out or values.folder.parent / f"{values.folder.resolve().name}.md"))

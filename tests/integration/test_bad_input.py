@@ -59,6 +59,8 @@ def finished(small_recipe):
         (["list", "method"], "did you mean 'methods'"),
         (["pretrain", "--resume", "--out", "typo"], "nothing to resume in typo"),
         (["pretrain", "shapes", "--device", "meta"], "'meta' is not available"),
+        (["pretrain", "", "--out", "x"], "the name of the data, or of --out, is empty"),
+        (["scan", ""], "the name of the data, or of --out, is empty"),
         (["pretrain", "shapes", "--bank-momentum", "1"], "--bank-momentum 1.0 is out of range"),
     ],
 )
@@ -66,6 +68,15 @@ def test_wrong_words(refused, tmp_path, monkeypatch, arguments, words):
     monkeypatch.chdir(tmp_path)
     assert words in refused(*arguments)
     assert not list(tmp_path.glob("x/*"))
+
+
+@pytest.mark.parametrize("out", [["--out=~/run"], ["--out", "~/run"]])
+def test_home_is_meant_where_the_shell_leaves_it(tmp_path, monkeypatch, out):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert main(["pretrain", "shapes", *out, *SMALL]) == 0
+    assert (tmp_path / "home" / "run" / "backbone.safetensors").exists()
+    assert not (tmp_path / "~").exists()
 
 
 def test_folders_without_usable_images(refused, tmp_path):
@@ -159,9 +170,10 @@ def test_the_demo_deletes_only_a_demo(tmp_path, finished, refused):
     assert (tmp_path / "demo" / "run" / "backbone.safetensors").exists()
 
 
-def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path):
+@pytest.mark.parametrize("reader", ["| true", "2>&1 | true", ">&- 2>&-"])
+def test_a_reader_that_goes_away_does_not_stop_the_run(tmp_path, reader):
     arguments = ["pretrain", "shapes", "--out", str(tmp_path / "run"), *SMALL]
-    piped = f"{sys.executable} -m onecrop {' '.join(arguments)} | true; exit ${{PIPESTATUS[0]}}"
+    piped = f"{sys.executable} -m onecrop {' '.join(arguments)} {reader}; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", piped], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "run" / "backbone.safetensors").exists()
@@ -227,6 +239,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_checkpoint(tmp_pa
     assert not (run / "backbone.safetensors").exists()
 
 
+@pytest.mark.skipif(os.name != "posix", reason="needs file modes")
+def test_every_file_of_a_run_is_as_open_to_others_as_the_user_wants(finished):
+    (finished / "usual").touch()
+    files = [file for file in finished.rglob("*") if file.is_file()]
+    assert {file.stat().st_mode for file in files} == {(finished / "usual").stat().st_mode}, files
+
+
 def test_a_failed_write_leaves_the_old_file(tmp_path):
     target = tmp_path / "file"
     write_atomically(target, b"good")
@@ -240,6 +259,17 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
         fail()
     assert target.read_bytes() == b"good"
     assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="needs a device that is full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_to_a_full_disk_is_one_sentence(unbuffered):
+    command = [sys.executable, "-m", "onecrop", "list", "methods"]
+    place = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=place)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == ["onecrop: No space left on device"]
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a file size limit")

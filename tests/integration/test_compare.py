@@ -46,6 +46,9 @@ def test_compare_writes_one_table_and_goes_on_where_it_stopped(tmp_path, capsys)
     assert table(out) == rows
     assert "| pid |" in capsys.readouterr().out
 
+    assert main(["results", str(out)]) == 0  # its folder is one of result files
+    assert "| pid |" in (tmp_path / "c.md").read_text()
+
     capsys.readouterr()
     assert (
         main([*arguments, "--momentum", "0.8"]) == 1
@@ -78,7 +81,7 @@ def test_a_stop_is_not_the_failure_of_a_member(tmp_path, capsys, monkeypatch):
         raise StoppedError("stopped at step 3")
 
     monkeypatch.setattr("onecrop.compare.pretrain", stopping)
-    assert main(["compare", "shapes", "--methods", "pid,jigclu", "--out", str(tmp_path / "c"), *SMALL]) == 1
+    assert main(["compare", "shapes", "--methods", "pid,jigclu", "--out", str(tmp_path / "c"), *SMALL]) == 130
     caught = capsys.readouterr()
     assert "stopped at step 3" in caught.err
     assert "[2/2]" not in caught.out

@@ -123,6 +123,7 @@ def test_what_search_refuses(backbone, photos, tmp_path, capsys):
         ([str(photos / "broken.jpg")], "cannot read the image"),
         ([str(tmp_path / "absent.jpg")], "No such file"),
         ([str(photos / "train" / "00000.jpg"), "--count", "0"], "--count 0 is too small"),
+        ([str(photos / "train" / "00000.jpg"), "--out", str(tmp_path / "s.jpg")], "let it end in .png"),
     ):
         assert main(["search", str(backbone), *arguments]) == 1
         assert words in capsys.readouterr().err

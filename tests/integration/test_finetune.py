@@ -157,9 +157,11 @@ def test_same_seed_same_accuracy_and_the_run_stays_as_it_was(run, coloured):
     [
         ("name,class\na,b\n", "file and label"),
         ("", "file and label"),
+        ("file;label\nphotos/red/0.png;a\n", "with a comma between them; it reads 'file;label'"),
+        ("file,label\nphotos/none.png,a\nphotos/no.png,a\n", "none.png and 1 more; paths are taken"),
         ("file,label\n", "holds no labels"),
         ("file,label\nphotos/red/0.png,\n", "line 2: a file and a label are needed"),
-        ("file,label\nphotos/none.png,a\n", "which is not there"),
+        ("file,label\nphotos/none.png,a\n", "lists what is not there: "),
         ("file,label\nphotos/red/0.png,a\nphotos/red/0.png,b\n", "line 3: photos/red/0.png has two labels"),
         ("file,label\nphotos/red/0.png,a\nphotos/red/1.png,a\n", "has 1 label on images"),
         ("file,label\nphotos/red/0.png,a\nphotos/red/1.png,b\n", "label a has one image"),
@@ -177,7 +179,7 @@ def test_absolute_paths_and_files_that_are_no_images(coloured, capsys):
         file.write(f"photos/notes.txt,red\n{coloured}/photos/red/0.png,red\n")
     sets = load_with_labels(str(coloured / "labels.csv"), Request(image_size=16))
     assert (len(sets.train), len(sets.test)) == (32, 8)
-    assert "1 files cannot be used as images" in capsys.readouterr().out
+    assert "left out, since it cannot be used as an image: " in capsys.readouterr().out
     assert not set(sets.train.files) & set(sets.test.files)
 
 

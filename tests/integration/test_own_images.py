@@ -75,6 +75,24 @@ def test_a_run_goes_on_as_it_was_chosen(small_recipe, killed_at):
     assert (recipe["epochs"], recipe["batch_size"]) == (5, 128)
 
 
+def test_a_run_goes_on_where_its_photographs_lie_elsewhere(photos, tmp_path, killed_at, refused, monkeypatch):
+    """Begun with a relative name, resumed from another folder: the images count, not what they are called."""
+    monkeypatch.chdir(tmp_path)
+    with killed_at(2):
+        main(["pretrain", "photos", "--out", "run", "--epochs", "3", "--checkpoint-seconds", "0"])
+    monkeypatch.chdir(photos)
+    assert main(["pretrain", str(photos), "--out", str(tmp_path / "run"), "--resume"]) == 0
+    (tmp_path / "run" / "backbone.safetensors").unlink()
+    Image.new("RGB", (80, 80)).save(photos / "one-more.jpg")
+    again = refused("pretrain", photos, "--out", tmp_path / "run", "--resume")
+    assert f"was begun with other images than {photos} holds now" in again
+
+
+def test_a_folder_that_is_taken_is_refused_before_any_photograph_is_decoded(photos, refused, monkeypatch):
+    monkeypatch.setattr("onecrop.train.load", lambda *_: pytest.fail("the photographs were read"))
+    assert "exists and is not overwritten: choose another --out" in refused("pretrain", photos, "--out", photos)
+
+
 @pytest.fixture
 def trained(tmp_path):
     """A whole network of torchvision, with a classifier, as its users save it."""

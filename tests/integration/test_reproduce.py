@@ -191,7 +191,7 @@ def test_one_failed_row_does_not_lose_the_others_and_a_stop_is_no_failure(tmp_pa
 
     monkeypatch.setattr(run_module, "pretrain", stopping)
     capsys.readouterr()
-    assert main(arguments) == 1
+    assert main(arguments) == 130
     assert "stopped at step 3" in capsys.readouterr().err
     assert "stopped" not in (out / "table8.md").read_text()
 

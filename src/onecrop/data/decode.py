@@ -41,7 +41,8 @@ def decode(open_file: Opener, size: int) -> Picture | str:
     except UnidentifiedImageError:
         return "not an image, or damaged in its first bytes"
     except Exception as error:  # decoders fail in many ways, and none of them may end a night's work
-        return " ".join(str(error).split()) or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error)  # the system's, without its number and the name
+        return " ".join(reason.split()) or type(error).__name__
 
 
 def _decode(file: BinaryIO, size: int) -> Picture:

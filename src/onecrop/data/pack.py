@@ -95,10 +95,10 @@ def _open(name: str, folder: Path, facts: dict[str, Any], listing: Listing, entr
 
 def _say(name: str, folder: Path, facts: dict[str, Any]) -> None:
     parts = [
-        f"{count:,} {what}"
-        for count, what in (
-            (facts["unreadable"], "files cannot be read and are left out"),
-            (facts["repeats"], "near-duplicates are dropped"),
+        f"{count:,} {one if count == 1 else more}"
+        for count, one, more in (
+            (facts["unreadable"], "file cannot be read and is left out", "files cannot be read and are left out"),
+            (facts["repeats"], "near-duplicate is dropped", "near-duplicates are dropped"),
         )
         if count
     ]

@@ -38,6 +38,7 @@ def detect(recipe: DetectRecipe, *, resume: bool = False) -> list[dict[str, Any]
         run.say(f"{run.folder} is finished: scored again from its files")
         return score_run(run.folder, recipe.metric)
     recipe = recipe.resolved()
+    run.refuse(cast(Any, recipe), resume)
     if recipe.masks or recipe.metric == "coco":
         coco_tools()  # now, not after the last step
     device = choose_device(recipe.device)

@@ -20,15 +20,17 @@ def load_with_labels(data: str, request: Request) -> Labelled:
 def _from_csv(path: Path, request: Request) -> Labelled:
     """The folder that holds all listed images is packed as it is; those with a label are taken from it."""
     label_of = _read(path)
-    missing = next((file for file in label_of if not os.path.isfile(file)), None)
-    if missing is not None:
-        raise UserError(f"{path} lists {missing}, which is not there: paths are taken from the folder of the CSV file")
+    missing = [file for file in label_of if not os.path.isfile(file)]
+    if missing:
+        raise UserError(
+            f"{path} lists what is not there: {_some(missing)}; paths are taken from the folder of the CSV file"
+        )
     root = os.path.commonpath([os.path.dirname(file) for file in label_of])
     images = load(root, "train", request)
     place = {os.path.abspath(file): i for i, file in enumerate(images.files)}
     unread = [file for file in label_of if file not in place]
     if unread:
-        print(f"{path}: {len(unread)} files cannot be used as images and are left out, the first {unread[0]}")
+        print(f"{path}: left out, since it cannot be used as an image: {_some(unread)}")
     used = {place[file]: label for file, label in label_of.items() if file in place}
     index = np.array(sorted(used), np.int64)
     classes = tuple(sorted(set(used.values())))
@@ -45,6 +47,10 @@ def _from_csv(path: Path, request: Request) -> Labelled:
     return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
 
 
+def _some(files: list[str]) -> str:
+    return files[0] + (f" and {len(files) - 1:,} more" if len(files) > 1 else "")
+
+
 def _read(path: Path) -> dict[str, str]:
     """Absolute path -> label."""
     label_of: dict[str, str] = {}
@@ -52,7 +58,11 @@ def _read(path: Path) -> dict[str, str]:
         with path.open(newline="", encoding="utf-8-sig", errors="surrogateescape") as file:
             rows = csv.DictReader(file)
             if not {"file", "label"} <= set(rows.fieldnames or ()):
-                raise UserError(f"the first line of {path} has to name two columns, file and label")
+                found = ",".join(rows.fieldnames or ())
+                raise UserError(
+                    f"the first line of {path} has to name two columns, file and label, with a comma between them; "
+                    f"it reads {found!r}"
+                )
             for row in rows:
                 name, label = row["file"], row["label"]
                 if not name or not label:

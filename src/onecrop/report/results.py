@@ -11,7 +11,7 @@ from typing import Any
 
 from onecrop.errors import UserError
 from onecrop.files import write_atomically
-from onecrop.report.comparison import markdown
+from onecrop.report.comparison import PLAN, markdown
 
 HEAD = """# Results
 
@@ -21,8 +21,8 @@ ones too: [log.md](log.md).
 
 
 def write_results(folder: Path, out: Path) -> Path:
-    """Every *.json of `folder`, in the order of their names -> one Markdown page."""
-    files = sorted(folder.glob("*.json"))
+    """Every *.json of `folder`, in the order of their names -> one Markdown page. A comparison's plan is no result."""
+    files = sorted(file for file in folder.glob("*.json") if file.name != PLAN)
     if not files:
         raise UserError(f"no result files (*.json) in {folder}: run onecrop compare or a benchmark first")
     sections = [section(_read(file)) for file in files]

@@ -32,14 +32,14 @@ def scan_text(facts: Mapping[str, Any]) -> str:
         ("images", f"{facts['images']:,} ({readable(facts['bytes'])}), read in {duration(facts['seconds'])}"),
         ("formats", _counts(facts["formats"])),
         ("colour", _counts({MODES.get(mode, mode): count for mode, count in facts["modes"].items()})),
-        ("sizes", f"width {_range(facts['width'])}, height {_range(facts['height'])} px"),
+        ("sizes", f"width {_range(facts['width'])}, height {_range(facts['height'])} px" if facts["images"] else "–"),
         ("broken", f"{len(facts['broken']):,}{_first(facts['broken'])}"),
         ("no images", f"{others:,}" + (f": {_counts(facts['not_images'])}" if others else "")),
         ("passed over", f"{len(facts['passed_over']):,}{_first(facts['passed_over'])}"),
         ("duplicates", _duplicates(facts)),
     ]
-    if facts.get("forecast"):
-        lines += [("", ""), *_forecast(facts["forecast"])]
+    forecast = [("forecast", "none: training needs two images or more")]
+    lines += [("", ""), *(_forecast(facts["forecast"]) if facts["forecast"] else forecast)]
     return "\n".join(f"{name:<12} {text}".rstrip() for name, text in lines)
 
 
