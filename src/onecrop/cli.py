@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from onecrop import __version__
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
 from onecrop.distributed import joined
@@ -253,6 +254,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             verbs = [f"  onecrop {name:<10} {verb.__doc__}" for name, verb in VERBS.items()]
             first = "onecrop: self-supervised pretraining of image backbones. One crop, one network, one pass.\n"
             print(first, *verbs, "\nonecrop VERB --help says more.", sep="\n")
+        elif arguments[0] == "--version":
+            print(f"onecrop {__version__}")
         elif arguments[0] not in VERBS:
             raise unknown("verb", arguments[0], VERBS)
         else:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from onecrop.data import SOURCES, ImageSet, load
 from onecrop.data.decode import decode
-from onecrop.data.sources import Request, stored_size
+from onecrop.data.sources import Request, pretrained_on, stored_size
 from onecrop.device import choose_device
 from onecrop.errors import UserError, from_extra
 from onecrop.evaluate.features import Probe, extract
@@ -68,7 +68,7 @@ def search(
         raise UserError(f"--out {out} does not fit: neighbours are drawn as a PNG, let it end in .png")
     _, facts = read_backbone(run)
     query = _one(Path(image), facts["image_size"])
-    embedded, images = _embed(run, data or facts["data"], data_dir, device)
+    embedded, images = _embed(run, data or pretrained_on(facts), data_dir, device)
     wanted = torch.from_numpy(features_of(run, query, facts["image_size"], device))
     cosines = (F.normalize(torch.from_numpy(embedded.features), dim=1) @ F.normalize(wanted, dim=1)[0]).numpy()
     itself = np.array([_same_file(file, image) for file in embedded.files])

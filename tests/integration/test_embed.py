@@ -127,3 +127,15 @@ def test_what_search_refuses(backbone, photos, tmp_path, capsys):
     ):
         assert main(["search", str(backbone), *arguments]) == 1
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["search", "evaluate"])
+def test_images_that_have_moved_are_asked_for(backbone, photos, tmp_path, capsys, verb):
+    query = tmp_path / "query.jpg"
+    query.write_bytes(encoded(3, "jpg"))
+    photos.rename(tmp_path / "elsewhere")
+    assert main([verb, str(backbone), *([str(query)] if verb == "search" else [])]) == 1
+    said = capsys.readouterr().err
+    assert (
+        said == f"onecrop: {photos}, which this backbone was pretrained on, is not there: name its images with --data\n"
+    )

@@ -4,7 +4,7 @@ import posixpath
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +54,14 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
     else:
         raise unknown("data set (and no such folder)", name, SOURCES)
     return replace(images, name=name)  # as it was asked for: result rows are matched by it
+
+
+def pretrained_on(facts: dict[str, Any]) -> str:
+    """The data that a backbone's file names as its own."""
+    data = str(facts["data"])
+    if data not in SOURCES and not Path(data).exists():
+        raise UserError(f"{data}, which this backbone was pretrained on, is not there: name its images with --data")
+    return data
 
 
 def _held_out(name: str, split: str, request: Request) -> ImageSet:

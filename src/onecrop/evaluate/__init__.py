@@ -14,7 +14,7 @@ from torch import nn
 from onecrop.augment import describe_central_crop
 from onecrop.data import ImageSet
 from onecrop.data.images import subset_index
-from onecrop.data.sources import Labelled, Request, load_labelled
+from onecrop.data.sources import Labelled, Request, load_labelled, pretrained_on
 from onecrop.device import choose_device
 from onecrop.distributed import joined, world
 from onecrop.errors import UserError, unknown
@@ -74,7 +74,7 @@ def evaluate(
         drop_duplicates=data is None and bool(begun.get("drop_duplicates")),  # another set is scored on as it is
     )
     probe = Probe(size, choose_device(device), seed, k)
-    sets = fewer_labels(load_labelled(data or facts["data"], request), subset, seed)
+    sets = fewer_labels(load_labelled(data or pretrained_on(facts), request), subset, seed)
     candidates: dict[str, nn.Module] = {}
     if baselines:
         candidates["pixels"] = Pixels(size).eval()
