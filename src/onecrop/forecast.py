@@ -1,6 +1,7 @@
 """What a run will need, before it starts: memory by kind, and, once the step is warm, the time."""
 
 import copy
+import shutil
 from collections.abc import Iterable
 
 import torch
@@ -14,7 +15,9 @@ from onecrop.losses.instance import loss_bytes
 from onecrop.methods import METHODS, Method
 from onecrop.progress import readable
 from onecrop.recipe import Recipe
+from onecrop.runs import Run
 
+MOMENTS = {"adamw": 2}  # tensors that an optimiser keeps beside each weight, where it is not one
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 
 
@@ -29,7 +32,7 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
     parts = METHODS[recipe.method].tables(recipe.settings, feature_dim, num_images, recipe.batch_size, dtype)
     parts = {name: size if name == "queue" else size // processes for name, size in parts.items()}
     if "classifier" in parts:
-        moments = 2 if recipe.optimizer == "adamw" else 1
+        moments = MOMENTS.get(str(recipe.optimizer), 1)
         parts |= {"gradient": parts["classifier"], "momentum": moments * parts["classifier"]}
     needed, free = sum(parts.values()), free_memory(device)
     if free is None or needed <= free:
@@ -42,6 +45,22 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
         f"{recipe.method} over {num_images:,} images needs at least {readable(needed)} ({kinds}), "
         f"and {readable(free)} are free on {device}: {remedy}"
     )
+
+
+def need_disk(run: Run, recipe: Recipe, method: Method) -> None:
+    """Refuse, before the first step, a run whose checkpoints its disk has no room for: a new one is written beside
+    the old one, which only then goes."""
+    shards = {name: value for name, value in method.state_dict().items() if name in method.shards}
+    state = _bytes(method.state_dict().values()) + (method.group.size - 1) * _bytes(shards.values())
+    state += MOMENTS.get(str(recipe.optimizer), 1) * _bytes(method.parameters())
+    needed = state if run.checkpoint_file.exists() else 2 * state
+    there = next(folder for folder in (run.folder, *run.folder.resolve().parents) if folder.exists())
+    free = shutil.disk_usage(there).free
+    if free < needed:
+        raise UserError(
+            f"a checkpoint takes {readable(state)}, and for a moment there are two of them; {readable(free)} are free "
+            f"where {run.folder} lies: make room, or choose another --out"
+        )
 
 
 def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torch.dtype) -> dict[str, int]:

@@ -90,8 +90,12 @@ class EpochClock:
 
 
 @contextmanager
-def interruptible() -> Iterator[list[int]]:
-    """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once."""
+def interruptible(when_terminated: bool = True) -> Iterator[list[int]]:
+    """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once.
+
+    So does whoever ends the process from outside, a scheduler that wants the machine back; not among several processes,
+    of which torchrun ends the others in this way when one has died.
+    """
     caught: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -99,12 +103,14 @@ def interruptible() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         caught.append(number)
 
+    before = {}
     try:
-        before = signal.signal(signal.SIGINT, note)
+        for number in (signal.SIGINT, *[signal.SIGTERM] * when_terminated):
+            before[number] = signal.signal(number, note)
     except ValueError:  # not the main thread: no handler to set
-        yield caught
-        return
+        pass
     try:
         yield caught
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

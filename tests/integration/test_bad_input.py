@@ -1,6 +1,7 @@
 """Bad input: one sentence that names the thing, a non-zero exit, no traceback, nothing lost."""
 
 import os
+import shutil
 import subprocess
 import sys
 
@@ -270,6 +271,24 @@ def test_output_to_a_full_disk_is_one_sentence(unbuffered):
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, env=place)
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == ["onecrop: No space left on device"]
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+def test_a_disk_without_room_for_checkpoints_is_said_before_the_first_step(
+    tmp_path, small_recipe, monkeypatch, optimizer
+):
+    recipe = small_recipe.override({"optimizer": optimizer, "epochs": 1})
+    size = (pretrain(recipe) / "checkpoint" / "state.safetensors").stat().st_size
+    for free, enough in ((1.9 * size, False), (2.1 * size, True)):
+        usage = shutil.disk_usage(tmp_path)._replace(free=int(free))
+        monkeypatch.setattr(shutil, "disk_usage", lambda path, usage=usage: usage)
+        other = recipe.override({"out": str(tmp_path / f"{enough}" / "run")})
+        if enough:
+            assert pretrain(other).exists()
+        else:
+            with pytest.raises(UserError, match="for a moment there are two of them"):
+                pretrain(other)
+            assert not os.path.exists(other.out)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs a file size limit")

@@ -133,14 +133,16 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, opti
     assert kill_while_training(tmp_path, arguments, (2.0, 0.15, 0.4, 0.7)) >= 1
 
 
-def test_ctrl_c_saves_and_says_how_to_resume(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_saves_and_says_how_to_resume(tmp_path, number):
+    """As does a scheduler's wish to have the machine back."""
     run = tmp_path / "run"
     process = command("pretrain", "shapes", "--epochs", "500", *SMALL, "--out", run, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not (run / "metrics.jsonl").exists():
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert f"onecrop pretrain --out {run} --resume" in errors
