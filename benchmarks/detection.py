@@ -82,7 +82,11 @@ def main() -> None:
                 if data:
                     rows.append(train(kind, data, start, weights, folder / f"{start}-{kind}", args))
                     print(rows[-1], flush=True)
-    result = {
+                    save(result(rows, args), args.out)  # now: the next one may be cut short
+
+
+def result(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
+    return {
         "title": "Detection on small copies of VOC and COCO",
         "command": "python benchmarks/detection.py " + " ".join(sys.argv[1:]),
         "date": datetime.date.today().isoformat(),
@@ -95,7 +99,6 @@ def main() -> None:
         ],
         "rows": sorted(rows, key=lambda row: row["set"], reverse=True),
     }
-    save(result, args.out)
 
 
 if __name__ == "__main__":
