@@ -70,7 +70,8 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """One process at a time; the others call `waiting` and wait. The lock goes with the process, however it ends."""
+    """One process at a time; the others call `waiting`, which may refuse, and wait. The lock goes with the process,
+    however it ends. The file is opened for writing: over a network nothing else can be locked."""
     try:
         import fcntl
     except ImportError:  # not on Windows
@@ -82,6 +83,8 @@ def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
         except BlockingIOError:
             waiting()
             fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system that knows no locks
+            pass
         yield
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from onecrop.device import describe
 from onecrop.errors import RecipeError, UserError
-from onecrop.files import append_json_line, read_json_lines, write_atomically, write_json
+from onecrop.files import append_json_line, locked, read_json_lines, write_atomically, write_json
 from onecrop.methods import METHODS
 from onecrop.nets import save_backbone
 from onecrop.recipe import Recipe, flag
@@ -29,6 +29,7 @@ from onecrop.report.card import write_card
 from onecrop.tensors import load_tensors, save_tensors
 
 AnyRecipe = TypeVar("AnyRecipe")
+LOCK = ".lock"  # in a run folder: held by the process that writes it
 
 
 class Run:
@@ -63,7 +64,7 @@ class Run:
         # provenance.json alone is what a kill in `begin` leaves: nothing to lose
         if self.folder.exists() and (
             not self.folder.is_dir()
-            or any(f.name != "provenance.json" and f.suffix != ".part" for f in self.folder.iterdir())
+            or any(f.name not in (LOCK, "provenance.json") and f.suffix != ".part" for f in self.folder.iterdir())
         ):
             remedy = "choose another --out" + ", or pass --resume" * self.recipe_file.exists()
             raise UserError(f"{self.folder} exists and is not overwritten: {remedy}")
@@ -91,17 +92,16 @@ class Run:
 
     @contextmanager
     def exclusively(self) -> Iterator[None]:
-        """One process a run; the lock goes with the process, however it ends."""
+        """One process a run, from before it begins; the lock goes with the process, however it ends."""
+
+        def refuse() -> None:
+            raise UserError(f"another process is writing {self.folder}: wait, or choose another --out")
+
         try:
-            import fcntl
-        except ImportError:  # not on Windows
-            yield
-            return
-        with self.recipe_file.open() as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UserError(f"another process is writing {self.folder}: wait, or choose another --out") from None
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"cannot make {self.folder}: {error.strerror}") from None
+        with locked(self.folder / LOCK, refuse):
             yield
 
     def _provenance(self) -> dict[str, Any]:

@@ -77,8 +77,8 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     if group.first:
         need_disk(run, recipe, method)
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
-    run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)
     with run.exclusively():
+        run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)
         for line in describe_choices(chosen):
             run.say(line)
         run.say(

@@ -156,6 +156,11 @@ def test_two_processes_cannot_write_one_run(refused, finished):
     with Run(unfinish(finished)).exclusively():
         assert "another process is writing" in refused("pretrain", "--out", finished, "--resume")
     assert main(["pretrain", "--out", str(finished), "--resume"]) == 0
+    fresh = finished.with_name("fresh")
+    with Run(fresh).exclusively():  # begun a moment ago, nothing written yet
+        assert "another process is writing" in refused("pretrain", "shapes", "--out", fresh, *SMALL)
+        assert [file.name for file in fresh.iterdir()] == [".lock"]
+    assert main(["pretrain", "shapes", "--out", str(fresh), *SMALL]) == 0
 
 
 def test_a_kill_before_the_recipe_was_written_loses_nothing(tmp_path):

@@ -46,8 +46,8 @@ def detect(recipe: DetectRecipe, *, resume: bool = False) -> list[dict[str, Any]
     train, test = load_sets(recipe)
     recipe = replace(recipe, backbone=start.backbone, precision=recipe.precision or choose_precision(device))
     training = Training(recipe, run, start, train, device)
-    run.begin(cast(Any, recipe), provenance(recipe, start, train, test, device), resume)
     with run.exclusively():
+        run.begin(cast(Any, recipe), provenance(recipe, start, train, test, device), resume)
         _introduce(run, recipe, start, train, test, device)
         training.restore()
         training.run_to_end()
