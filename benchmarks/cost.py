@@ -10,7 +10,6 @@ With --jobs so many are compiled side by side, in processes of their own, and th
 """
 
 import argparse
-import datetime
 import fcntl
 import json
 import statistics
@@ -24,12 +23,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import save, synchronise
+from measuring import result_file, save, synchronise
 
 from onecrop.choices import resolve
 from onecrop.compare import member
 from onecrop.data.images import ImageSet, Loader
-from onecrop.device import choose_device, describe, tune
+from onecrop.device import choose_device, tune
 from onecrop.methods import METHODS
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
@@ -165,15 +164,8 @@ def main() -> None:
         combinations = [(m, backbones[0], n) for m in methods for n in ROWS]
     rows = in_waves(combinations, args) if args.jobs else one_by_one(combinations, args)
     if args.out:
-        result = {
-            "title": "Cost against the number of images" if args.against_n else "Cost of an epoch",
-            "command": "python benchmarks/cost.py " + " ".join(sys.argv[1:]),
-            "date": datetime.date.today().isoformat(),
-            "device": describe(choose_device("auto")),
-            "torch": torch.__version__,
-            "rows": with_ratios(rows),
-        }
-        save(result, args.out)
+        title = "Cost against the number of images" if args.against_n else "Cost of an epoch"
+        save(result_file(title, with_ratios(rows)), args.out)
 
 
 if __name__ == "__main__":

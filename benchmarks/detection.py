@@ -9,20 +9,16 @@ VOC and COCO: scores compare the starts with each other, and with nothing that i
 """
 
 import argparse
-import datetime
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from measuring import save
+from measuring import result_file, save
 
 from onecrop import Recipe, pretrain
 from onecrop.detect import DetectRecipe, detect
 from onecrop.detect.recipe import DEFAULTS, SCHEDULES
-from onecrop.device import choose_device, describe
 from onecrop.nets.backbones import read_backbone, save_backbone, untrained_like
 
 
@@ -86,19 +82,13 @@ def main() -> None:
 
 
 def result(rows: list[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    return {
-        "title": "Detection on small copies of VOC and COCO",
-        "command": "python benchmarks/detection.py " + " ".join(sys.argv[1:]),
-        "date": datetime.date.today().isoformat(),
-        "device": describe(choose_device("auto")),
-        "torch": torch.__version__,
-        "notes": [
-            f"ResNet-18 C4, batch {args.batch_size}, sides × {args.size_scale:g}, {args.crops} crops a picture, "
-            f"seed {args.seed}; pretrained: sid, {args.epochs} epochs. Seconds: training and testing. "
-            "Sets this small tell starts apart, and compare with nothing published."
-        ],
-        "rows": sorted(rows, key=lambda row: row["set"], reverse=True),
-    }
+    note = (
+        f"ResNet-18 C4, batch {args.batch_size}, sides × {args.size_scale:g}, {args.crops} crops a picture, "
+        f"seed {args.seed}; pretrained: sid, {args.epochs} epochs. Seconds: training and testing. "
+        "Sets this small tell starts apart, and compare with nothing published."
+    )
+    rows = sorted(rows, key=lambda row: row["set"], reverse=True)
+    return result_file("Detection on small copies of VOC and COCO", rows, [note])
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """What a run will need, before it starts: memory by kind, and, once the step is warm, the time."""
 
 import copy
-import shutil
 from collections.abc import Iterable
 
 import torch
@@ -15,7 +14,6 @@ from onecrop.losses.instance import loss_bytes
 from onecrop.methods import METHODS, Method
 from onecrop.progress import readable
 from onecrop.recipe import Recipe
-from onecrop.runs import Run
 
 MOMENTS = {"adamw": 2}  # tensors that an optimiser keeps beside each weight, where it is not one
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
@@ -47,20 +45,11 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
     )
 
 
-def need_disk(run: Run, recipe: Recipe, method: Method) -> None:
-    """Refuse, before the first step, a run whose checkpoints its disk has no room for: a new one is written beside
-    the old one, which only then goes."""
-    shards = {name: value for name, value in method.state_dict().items() if name in method.shards}
-    state = _bytes(method.state_dict().values()) + (method.group.size - 1) * _bytes(shards.values())
-    state += MOMENTS.get(str(recipe.optimizer), 1) * _bytes(method.parameters())
-    needed = state if run.checkpoint_file.exists() else 2 * state
-    there = next(folder for folder in (run.folder, *run.folder.resolve().parents) if folder.exists())
-    free = shutil.disk_usage(there).free
-    if free < needed:
-        raise UserError(
-            f"a checkpoint takes {readable(state)}, and for a moment there are two of them; {readable(free)} are free "
-            f"where {run.folder} lies: make room, or choose another --out"
-        )
+def checkpoint_bytes(recipe: Recipe, method: Method) -> int:
+    """Of the whole run, the parts of other processes included."""
+    state = method.state_dict()
+    elsewhere = (method.group.size - 1) * _bytes(value for name, value in state.items() if name in method.shards)
+    return _bytes(state.values()) + elsewhere + MOMENTS.get(str(recipe.optimizer), 1) * _bytes(method.parameters())
 
 
 def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torch.dtype) -> dict[str, int]:

@@ -7,6 +7,7 @@ import json
 import os
 import platform
 import shlex
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
@@ -24,6 +25,7 @@ from onecrop.errors import RecipeError, UserError
 from onecrop.files import append_json_line, locked, read_json_lines, write_atomically, write_json
 from onecrop.methods import METHODS
 from onecrop.nets import save_backbone
+from onecrop.progress import readable
 from onecrop.recipe import Recipe, flag
 from onecrop.report.card import write_card
 from onecrop.tensors import load_tensors, save_tensors
@@ -68,6 +70,18 @@ class Run:
         ):
             remedy = "choose another --out" + ", or pass --resume" * self.recipe_file.exists()
             raise UserError(f"{self.folder} exists and is not overwritten: {remedy}")
+
+    def need_room(self, checkpoint: int) -> None:
+        """Refuse, before the first step, checkpoints of so many bytes where the disk has no room for them: a new one is
+        written beside the old one, which only then goes."""
+        needed = checkpoint if self.checkpoint_file.exists() else 2 * checkpoint
+        there = next(folder for folder in (self.folder, *self.folder.resolve().parents) if folder.exists())
+        free = shutil.disk_usage(there).free
+        if free < needed:
+            raise UserError(
+                f"a checkpoint takes {readable(checkpoint)}, and for a moment there are two of them; {readable(free)} "
+                f"are free where {self.folder} lies: make room, or choose another --out"
+            )
 
     def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None:
         """Make the folder, or check that `recipe` and the images are those this run was begun with."""
@@ -163,6 +177,8 @@ class Onlooker(Run):
     """The run folder for every process but the first, which may not even see it: nothing is written or read."""
 
     def refuse(self, recipe: Recipe, resume: bool) -> None: ...
+
+    def need_room(self, checkpoint: int) -> None: ...
 
     def begin(self, recipe: Recipe, provenance: dict[str, Any], resume: bool) -> None: ...
 

@@ -18,7 +18,7 @@ from onecrop.device import choose_device, describe, peak_memory, reset_peak_memo
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
 from onecrop.errors import StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
-from onecrop.forecast import describe_memory, forecast_memory, need_disk, need_memory
+from onecrop.forecast import checkpoint_bytes, describe_memory, forecast_memory, need_memory
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Backbone, module_name
@@ -74,8 +74,7 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     elif group.size > 1 and recipe.batch_size < 2 * group.size:
         raise UserError(f"--sync-batch-norm false: a batch of {recipe.batch_size} leaves a process one image; raise it")
     training = Training(recipe, run, loader, method, sets)
-    if group.first:
-        need_disk(run, recipe, method)
+    run.need_room(checkpoint_bytes(recipe, method))
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
     with run.exclusively():
         run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)

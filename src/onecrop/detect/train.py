@@ -46,6 +46,7 @@ def detect(recipe: DetectRecipe, *, resume: bool = False) -> list[dict[str, Any]
     train, test = load_sets(recipe)
     recipe = replace(recipe, backbone=start.backbone, precision=recipe.precision or choose_precision(device))
     training = Training(recipe, run, start, train, device)
+    run.need_room(2 * sum(value.nbytes for value in training.model.state_dict().values()))  # with its momentum
     with run.exclusively():
         run.begin(cast(Any, recipe), provenance(recipe, start, train, test, device), resume)
         _introduce(run, recipe, start, train, test, device)

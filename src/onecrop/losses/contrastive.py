@@ -68,3 +68,11 @@ def pair_accuracy(a: Tensor, b: Tensor) -> Tensor:
     """Share of images whose other view is the nearest of the batch: instance accuracy for methods without a bank."""
     nearest = (a.detach() @ b.detach().T).argmax(1)
     return (nearest == torch.arange(len(a), device=a.device)).float().mean()
+
+
+def proximal(z: Tensor, rows: Tensor) -> Tensor:
+    """NPID: each feature stays near its bank row, a constant -> [].
+
+    mean over i of ‖z_i − w_i‖²
+    """
+    return (z - rows.detach().to(z.dtype)).square().sum(1).mean()

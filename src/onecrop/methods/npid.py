@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from onecrop.bank import MemoryBank
 from onecrop.data import Batch
 from onecrop.losses import instance_loss
-from onecrop.losses.contrastive import noise_contrastive
+from onecrop.losses.contrastive import noise_contrastive, proximal
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread
 from onecrop.nets.backbones import Backbone
 
@@ -73,7 +73,7 @@ class Npid(Method):
             terms, accuracy = {"cross_entropy": out.cross_entropy}, out.accuracy
         else:
             terms, accuracy = self.estimate(z, own, batch)
-        terms["proximal"] = s.proximal_weight * (z - own).square().sum(1).mean()
+        terms["proximal"] = s.proximal_weight * proximal(z, own)
         self.bank.update(batch.index, z.detach())  # written after it was read
         self.watch = {"accuracy": accuracy, "spread": spread(z)}
         return terms

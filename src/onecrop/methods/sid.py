@@ -17,6 +17,7 @@ from onecrop.bank import MemoryBank, corrected_direction
 from onecrop.data import Batch, Loader
 from onecrop.draws import Draws
 from onecrop.losses import instance_loss
+from onecrop.losses.contrastive import proximal
 from onecrop.losses.instance import KL, Relation
 from onecrop.methods.base import Method, Settings, augmentation, autocast, spread, wide
 from onecrop.nets import mlp
@@ -98,9 +99,11 @@ class Sid(Method):
         if s.kl != "none":
             terms["sqrt_kl"] = s.kl_weight * out.sqrt_kl
         if s.proximal_weight:
-            last = self.bank.rows(batch.index).to(z.dtype)
-            last = last if partner is None else mix * last + (1 - mix) * last[partner]
-            terms["proximal"] = s.proximal_weight * 2 * (1 - (z * last).sum(1)).mean()  # ‖z − w‖² of unit vectors
+            last = self.bank.rows(batch.index)
+            pulled = proximal(z, last)
+            if partner is not None:
+                pulled = mix * pulled + (1 - mix) * proximal(z, last[partner])
+            terms["proximal"] = s.proximal_weight * pulled
         probabilities = out.batch_probabilities if s.update == "corrected" else None
         self.bank.update(batch.index, z.detach(), probabilities)  # written after it was read
         correction = (corrected_direction(z.detach(), out.batch_probabilities) - z.detach()).norm(dim=1).mean()

@@ -1,8 +1,8 @@
 """Pictures, drawn with matplotlib."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,16 +27,13 @@ def plot_curves(run: Path, path: Path) -> Path:
     for name in dict.fromkeys(row["evaluation"] for row in probes):
         mine = [row for row in probes if row["evaluation"] == name]
         panels.append((f"{name}, %", [r["epoch"] for r in mine], [r["accuracy"] for r in mine]))
-    plt = _pyplot()
-    figure, axes = plt.subplots(
-        1, max(1, len(panels)), figsize=(3.2 * max(1, len(panels)), 2.8), squeeze=False, layout="constrained"
-    )
-    for axis, (name, x, y) in zip(axes[0], panels, strict=False):
+    figure, axes = _row_of_axes(len(panels), 3.2, 2.8)
+    for axis, (name, x, y) in zip(axes, panels, strict=False):
         axis.plot(x, y, marker="o", markersize=3, linewidth=1.5)
         axis.set(title=name.replace("_", " "), xlabel="epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)
-    return _save(figure, path, plt)
+    return _save(figure, path)
 
 
 def plot_gallery(
@@ -62,31 +59,23 @@ def plot_gallery(
         axes[row, 0].set_ylabel(titles[row], rotation=0, ha="right", va="center")
     axes[0, 0].set_title("query", fontsize=9)
     axes[0, 1].set_title("nearest", fontsize=9)
-    return _save(figure, path, plt)
+    return _save(figure, path)
 
 
 def plot_cost(rows: Sequence[dict[str, Any]], path: Path) -> Path:
     """Accuracy against minutes, one point a method and backbone: the paper's first figure."""
-    plt = _pyplot()
     scores = list(dict.fromkeys(k for row in rows for k, v in row.items() if isinstance(v, tuple)))
-    figure, axes = plt.subplots(
-        1, max(1, len(scores)), figsize=(5 * max(1, len(scores)), 4), squeeze=False, layout="constrained"
-    )
-    backbones = list(dict.fromkeys(row["backbone"] for row in rows))
-    for axis, score in zip(axes[0], scores, strict=False):
-        for number, backbone in enumerate(backbones):
-            mine = [row for row in rows if row["backbone"] == backbone and score in row]
-            x, y = [row["minutes"] for row in mine], [row[score][0] for row in mine]
-            spread = [row[score][1] or 0 for row in mine]
-            axis.errorbar(x, y, yerr=spread, fmt="osD^v"[number % 5], label=backbone, capsize=3)
-            for row, a, b in zip(mine, x, y, strict=True):
-                axis.annotate(row["method"], (a, b), xytext=(5, 4), textcoords="offset points", fontsize=9)
+    figure, axes = _row_of_axes(len(scores), 5, 4)
+    for axis, score in zip(axes, scores, strict=False):
+        groups: dict[str, list[Point]] = {row["backbone"]: [] for row in rows}
+        for row in rows:
+            if score in row:
+                mean, spread = row[score]
+                groups[row["backbone"]].append(Point(row["method"], row["minutes"], mean, spread or 0))
+        _draw_named(axis, groups)
         axis.set(xlabel="minutes of pretraining", ylabel=f"{score}, %")
         axis.margins(0.15)
-        axis.grid(alpha=0.3)
-        if len(backbones) > 1:
-            axis.legend()
-    return _save(figure, path, plt)
+    return _save(figure, path)
 
 
 COSTS = {"hours": "hours of pretraining here", "memory, MB": "MB of GPU memory at most"}  # columns of cells
@@ -94,43 +83,50 @@ COSTS = {"hours": "hours of pretraining here", "memory, MB": "MB of GPU memory a
 
 def plot_cells_against_cost(cells: Sequence[dict[str, Any]], title: str, path: Path) -> Path:
     """The first score of every row against what it cost, a panel a cost; rows of one name differ by their marker."""
-    plt = _pyplot()
     by_row: dict[tuple[str, ...], dict[str, Any]] = {}
     for cell in cells:
         by_row.setdefault(tuple(cell["row"]), {})[cell["column"]] = cell["ours"]
     score = next(cell["column"] for cell in cells if cell["column"] not in COSTS)
     costs = [cost for cost in COSTS if any(values.get(cost) is not None for values in by_row.values())]
-    figure, axes = plt.subplots(
-        1, max(1, len(costs)), figsize=(5.5 * max(1, len(costs)), 4.2), squeeze=False, layout="constrained"
-    )
-    kinds = list(dict.fromkeys(row[1:] for row in by_row))
-    for axis, cost in zip(axes[0], costs, strict=False):
-        for number, kind in enumerate(kinds):
-            mine = {row[0]: values for row, values in by_row.items() if row[1:] == kind}
-            points = {name: (v[cost], v[score]) for name, v in mine.items() if None not in (v.get(cost), v.get(score))}
-            x, y = [x for x, _ in points.values()], [y for _, y in points.values()]
-            axis.plot(x, y, "osD^v"[number % 5], label=", ".join(kind))
-            for name, point in points.items():
-                axis.annotate(name, point, xytext=(5, 4), textcoords="offset points", fontsize=8)
+    figure, axes = _row_of_axes(len(costs), 5.5, 4.2)
+    for axis, cost in zip(axes, costs, strict=False):
+        groups: dict[str, list[Point]] = {", ".join(row[1:]): [] for row in by_row}
+        for row, values in by_row.items():
+            if None not in (values.get(cost), values.get(score)):
+                groups[", ".join(row[1:])].append(Point(row[0], values[cost], values[score], 0))
+        _draw_named(axis, groups)
         dearest = max(values[cost] for values in by_row.values() if values.get(cost) is not None)
         axis.set(xlabel=COSTS[cost], ylabel=f"{score}, %", xlim=(0, 1.3 * dearest))  # with room for the last name
         axis.margins(y=0.15)
-        axis.grid(alpha=0.3)
-        if len(kinds) > 1:
-            axis.legend()
     figure.suptitle(title)
-    return _save(figure, path, plt)
+    return _save(figure, path)
+
+
+class Point(NamedTuple):
+    name: str
+    x: float
+    y: float
+    spread: float  # of y
+
+
+def _draw_named(axis: Any, groups: Mapping[str, Sequence[Point]]) -> None:
+    """Points with their names beside them, a marker a group."""
+    for number, (label, points) in enumerate(groups.items()):
+        x, y, spread = ([getattr(point, field) for point in points] for field in ("x", "y", "spread"))
+        axis.errorbar(x, y, yerr=spread, fmt="osD^v"[number % 5], label=label, capsize=3 if any(spread) else 0)
+        for point in points:
+            axis.annotate(point.name, (point.x, point.y), xytext=(5, 4), textcoords="offset points", fontsize=9)
+    axis.grid(alpha=0.3)
+    if len(groups) > 1:
+        axis.legend()
 
 
 def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, path: Path) -> Path:
     """A figure of the paper from its cells: "line" (accuracy against the row's number) or "subsets" (against the number
     of images, a panel a backbone). Ours solid; the paper's, where printed, hollow."""
-    plt = _pyplot()
     panels = _panels(cells, kind)
-    figure, axes = plt.subplots(
-        1, max(1, len(panels)), figsize=(4.2 * max(1, len(panels)), 3.6), squeeze=False, layout="constrained"
-    )
-    for axis, (name, lines) in zip(axes[0], panels.items(), strict=False):
+    figure, axes = _row_of_axes(len(panels), 4.2, 3.6)
+    for axis, (name, lines) in zip(axes, panels.items(), strict=False):
         for number, (label, points) in enumerate(lines.items()):
             colour = f"C{number}"
             looks = {"ours": {"marker": "o"}, "paper": {"marker": "o", "mfc": "none", "ls": ":"}}
@@ -144,7 +140,7 @@ def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, pa
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)
     figure.suptitle(title)
-    return _save(figure, path, plt)
+    return _save(figure, path)
 
 
 def _panels(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, dict[float, dict[str, Any]]]]:
@@ -162,10 +158,17 @@ def _panels(cells: Sequence[dict[str, Any]], kind: str) -> dict[str, dict[str, d
     return panels
 
 
-def _save(figure: Any, path: Path, plt: Any) -> Path:
+def _row_of_axes(count: int, width: float, height: float) -> tuple[Any, Any]:
+    """A figure and its panels side by side, each of that size in inches; one, left empty, where there are none."""
+    count = max(1, count)
+    figure, axes = _pyplot().subplots(1, count, figsize=(width * count, height), squeeze=False, layout="constrained")
+    return figure, axes[0]
+
+
+def _save(figure: Any, path: Path) -> Path:
     try:
         with atomically(path) as temporary:
             figure.savefig(temporary, format=path.suffix.removeprefix("."), dpi=120, bbox_inches="tight")
     finally:
-        plt.close(figure)
+        _pyplot().close(figure)
     return path

@@ -46,9 +46,8 @@ def make_plan(table: Table, options: Options) -> list[Step]:
         for cell in table.cells:
             if cell.training is not None and options.wants(cell.training):
                 step = plan_step(cell, one)
-                if step.name in steps:  # tables may call one run by two names, with and without a recipe's own values
-                    step = steps[step.name]._replace(measures=(*steps[step.name].measures, cell.measure))
-                steps[step.name] = step._replace(measures=tuple(dict.fromkeys(step.measures)))
+                step = steps.get(step.name, step)  # one run for cells that say a recipe's own values and that do not
+                steps[step.name] = step._replace(measures=tuple(dict.fromkeys((*step.measures, cell.measure))))
     if not steps:
         raise UserError("no row of this table is left to run: name other --methods or --backbones")
     return list(steps.values())
