@@ -91,6 +91,7 @@ class Recipe:
     seed: Annotated[int, "of weights, order and augmentation"] = 0
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
     precision: Annotated[Literal["float32", "bfloat16"] | None, "number format of network and bank"] = None
+    compile: Annotated[bool | None, "compile the step, on a GPU"] = None
     sync_batch_norm: Annotated[bool, "of several processes: normalise by the images of all"] = True
     probe: Annotated[Literal["knn", "linear-fast"], "which evaluation --probe-every runs"] = "knn"
     probe_every: Annotated[int, "evaluate every so many epochs; 0 never"] = 0

@@ -1,8 +1,8 @@
 """One training step: refill the batch, forward, backward, optimiser, sums for the log.
 
-On a GPU the step is compiled, run a few times, and then captured as one CUDA graph: the host only writes the batch's
-index, its key and the learning rate, and never waits. Of several processes each makes the step on its part of the
-batch, not compiled, and DistributedDataParallel adds the gradients up.
+On a GPU the step is compiled, where the run is long enough for that to pay, run a few times, and then captured as one
+CUDA graph: the host only writes the batch's index, its key and the learning rate, and never waits. Of several
+processes each makes the step on its part of the batch, not compiled, and DistributedDataParallel adds the gradients up.
 """
 
 import warnings
@@ -22,8 +22,16 @@ WARM_UP = 3  # real training steps before the capture: compilation, optimiser st
 
 
 class TrainStep:
-    def __init__(self, method: Method, optimizer: torch.optim.Optimizer, loader: Loader, seed: int, fast: bool) -> None:
-        """fast: compile and capture (CUDA only, one process only)."""
+    def __init__(
+        self,
+        method: Method,
+        optimizer: torch.optim.Optimizer,
+        loader: Loader,
+        seed: int,
+        fast: bool,
+        compiled: bool = True,
+    ) -> None:
+        """fast: capture, and compile before it unless told otherwise (CUDA only, one process only)."""
         fast = fast and method.group.size == 1
         self.method, self.optimizer, self.loader, self.fast = method, optimizer, loader, fast
         # of layers that draw for themselves: they draw for the images of one process
@@ -32,7 +40,8 @@ class TrainStep:
         self.progress = torch.zeros((), device=loader.device)
         self.sums: dict[str, Tensor] = {}  # of terms and watched values since the last reset, on the device
         self.forward: Callable[..., dict[str, Tensor]] = method if method.group.size == 1 else replicate(method)
-        if fast:
+        self.compiled = fast and compiled
+        if self.compiled:
             torch.compiler.reset()  # of an earlier run in this process: the compiler keeps a limited number of variants
             self.forward = torch.compile(method, dynamic=False)
         self.graph: torch.cuda.CUDAGraph | None = None
@@ -52,15 +61,20 @@ class TrainStep:
             self._capture()
         if self.graph is not None:
             self.graph.replay()
-        elif self.fast:
-            with warnings.catch_warnings():  # compilers warn about what a user cannot mend
-                warnings.simplefilter("ignore")
-                self._compute()
         else:
             self._compute()
         self.taken += 1
 
     def _compute(self) -> None:
+        if not self.compiled:
+            with torch.compiler.set_stance("force_eager"):  # the optimiser has compiled parts of its own
+                self._work()
+            return
+        with warnings.catch_warnings():  # compilers warn about what a user cannot mend
+            warnings.simplefilter("ignore")
+            self._work()
+
+    def _work(self) -> None:
         self.method.train()
         terms = self.forward(self.batch)
         torch.stack(list(terms.values())).sum().backward()

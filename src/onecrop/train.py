@@ -134,7 +134,8 @@ class Training:
         self.steps_per_epoch = loader.batches_per_epoch
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
-        self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast=self.device.type == "cuda")
+        fast = self.device.type == "cuda"
+        self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast, bool(recipe.compile))
         self.step = 0
 
     def run_to_end(self) -> None:
@@ -157,7 +158,8 @@ class Training:
                 if not was_ready:  # compiling: reported apart, and not counted as training
                     self.epoch.exclude(self._since(begun), steps=1)
                     if self.train_step.ready:
-                        self.run.say(f"step compiled and captured; {self._since(started):.1f} s since the start")
+                        done = "compiled and captured" if self.train_step.compiled else "captured"
+                        self.run.say(f"step {done}; {self._since(started):.1f} s since the start")
                         timed_from, warm = self.step, time.monotonic()
                 if timed_from is not None and self.step == timed_from + TIMED_STEPS:
                     self._expect(self._since(warm))

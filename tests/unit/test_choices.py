@@ -36,10 +36,13 @@ def test_on_a_gpu_the_defaults_that_were_measured_there():
         "lr": 0.02,
         "weight_decay": 0.05,
         "precision": "bfloat16",
+        "compile": True,
         "hidden": 2048,
         "dim": 256,
     }
     assert values(True, image_size=224)["stem"] == "standard"
+    assert values(True, num_images=480)["compile"] is False  # 1,500 steps are over before a compiler is
+    assert values(False, num_images=50_000)["compile"] is False
 
 
 def test_on_a_cpu_a_few_thousand_images_take_minutes():
