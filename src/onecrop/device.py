@@ -1,10 +1,12 @@
 """The device: which one, in which number format, how much of its memory."""
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 from onecrop.draws import fold
 from onecrop.errors import UserError
@@ -36,6 +38,39 @@ def tune(device: torch.device) -> None:
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True  # shapes are static: the first step may look for the fastest kernels
         torch.set_float32_matmul_precision("high")  # float32 products on the matrix units; only augmentation has any
+
+
+class Captured:
+    """Work on tensors alone, done many times. On a GPU its second call is captured as one graph and replayed from then
+    on: many small operations take longer to launch than to run. Other shapes than the first are worked on as they are.
+
+    What it returns is overwritten by the next call.
+    """
+
+    def __init__(self, work: Callable[..., Tensor]) -> None:
+        self.work = work
+        self.shapes: list[torch.Size] = []
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, *given: Tensor) -> Tensor:
+        if not given[0].is_cuda:
+            return self.work(*given)
+        shapes = [x.shape for x in given]
+        if not self.shapes:  # libraries choose their kernels
+            self.shapes = shapes
+            return self.work(*given)
+        if shapes != self.shapes:
+            return self.work(*given)
+        if self.graph is None:
+            self.given = [x.clone() for x in given]
+            torch.cuda.synchronize()
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.result = self.work(*self.given)
+        for kept, new in zip(self.given, given, strict=True):
+            kept.copy_(new)
+        self.graph.replay()
+        return self.result
 
 
 def choose_precision(device: torch.device) -> Literal["float32", "bfloat16"]:

@@ -51,6 +51,7 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "relation": _SHARE,
     "relation_temperature": ("at least 0.02", lambda x: 0.02 <= x < float("inf")),
     "relation_start": _SHARE,
+    "relation_rise": ("above 0 and at most 1", lambda x: 0 < x <= 1),
     "smoothing": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     "bottleneck": ("at least 1", lambda x: x >= 1),
     "target_momentum": _SHARE,

@@ -119,6 +119,9 @@ def test_the_relation_starts_grows_and_is_saved():
         weights.append(made.relation_weight.item())
     assert weights == pytest.approx([0.0, 0.0, 0.3, 0.6, 0.6])
     assert made.state_dict()["relation_weight"] == pytest.approx(0.6)
+    made, _ = build(relation=0.9, relation_start=0.1, relation_rise=0.9)
+    made.after_step(torch.tensor(0.4))
+    assert made.relation_weight.item() == pytest.approx(0.3)
 
 
 def test_the_relation_reads_the_bank_before_it_is_written():

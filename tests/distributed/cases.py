@@ -16,7 +16,7 @@ from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Request
 from onecrop.distributed import joined, own_state, whole_state, world
 from onecrop.evaluate import features
-from onecrop.evaluate.features import Probe, extract
+from onecrop.evaluate.features import Probe, RandomViews, extract
 from onecrop.evaluate.knn import knn_predict
 from onecrop.evaluate.linear import linear_fast
 from onecrop.nets.norms import share_norms
@@ -167,7 +167,7 @@ def _evaluated():
     found, wanted = extract(net, train, probe), extract(net, test, probe)
     return {
         "features": found,
-        "view": extract(net, train, probe, view=1, crop_scale=0.2),
+        "view": RandomViews(net, train, probe, crop_scale=0.2)(1),
         "votes": knn_predict(found, torch.from_numpy(train.labels), wanted, 5, 0.1),
         "accuracy": torch.tensor(linear_fast(net, train, test, probe)["accuracy"]),
         "crops": central_crop(torch.from_numpy(test.images), torch.ones(12), 16),

@@ -13,8 +13,11 @@ from onecrop import Recipe
 from onecrop.choices import resolve
 from onecrop.cli import main
 from onecrop.data.images import ImageSet, Loader
-from onecrop.device import tune
+from onecrop.device import Captured, tune
+from onecrop.evaluate.features import Probe, RandomViews, labels_on
+from onecrop.evaluate.linear import Descent, new_classifier
 from onecrop.losses import instance, instance_loss
+from onecrop.nets import build_backbone
 from onecrop.optim import OPTIMIZERS
 from onecrop.step import WARM_UP, TrainStep
 from onecrop.train import build_method
@@ -212,3 +215,29 @@ def test_pretrain_and_evaluate_by_the_command_line(tmp_path):
     assert rows[-1]["cross_entropy"] < rows[0]["cross_entropy"]
     assert rows[-1]["peak_memory"] > 0
     assert main(["evaluate", str(run), "--with", "knn,linear-fast"]) == 0
+
+
+def test_a_probe_captured_as_graphs_equals_one_that_is_not(monkeypatch):
+    tune(CUDA)
+    torch.manual_seed(0)
+    rng = np.random.default_rng(0)
+    images = ImageSet(
+        "noise", rng.integers(0, 255, (2500, 3, 32, 32), np.uint8), rng.integers(0, 5, 2500), tuple("abcde")
+    )
+    backbone, probe = build_backbone("tiny", "small").to(CUDA).eval(), Probe(32, CUDA)
+    found = []
+    for captured in (True, False):
+        if not captured:
+            monkeypatch.setattr(Captured, "__call__", lambda self, *given: self.work(*given))
+        views = RandomViews(backbone, images, probe, crop_scale=0.08)
+        descent = Descent(new_classifier(backbone.dim, 5, probe), weight_decay=1e-4)
+        seen = torch.stack([views(0), views(1), views(0)])
+        for part in range(6):
+            rows = slice(256 * part, 256 * (part + 1))
+            descent(seen[1, rows], labels_on(images, CUDA)[rows], 0.5 / (1 + part))
+        assert (views.look.graph is not None) == (descent.step.graph is not None) == captured
+        found.append((seen, descent.classifier.weight))
+    torch.testing.assert_close(found[0][0][0], found[0][0][2], rtol=0, atol=0)  # a view is the same each time
+    assert (found[0][0][0] - found[0][0][1]).abs().max() > 0.01
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-2, atol=1e-3)

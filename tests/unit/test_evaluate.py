@@ -62,26 +62,60 @@ def test_every_evaluation_separates_what_is_separable(name):
 def test_the_linear_probe_is_the_authors_protocol(monkeypatch):
     """Fresh crops every epoch, lr 30 and a tenth of it at 60 and 80 % of the epochs; the fast one along a cosine."""
     views, rates = [], []
-    descend = probes._descend
 
-    def note_view(backbone, images, probe, view=None, crop_scale=1.0):
-        views.append((view, crop_scale))
-        return extract(backbone, images, probe, view, crop_scale)
+    class Noted(probes.RandomViews):
+        def __init__(self, backbone, images, probe, crop_scale):
+            super().__init__(backbone, images, probe, crop_scale)
+            self.crop_scale = crop_scale
 
-    def note_rate(classifier, optimizer, z, labels):
-        rates.append(optimizer.param_groups[0]["lr"])
-        descend(classifier, optimizer, z, labels)
+        def __call__(self, view):
+            views.append((view, self.crop_scale))
+            return super().__call__(view)
 
-    monkeypatch.setattr(probes, "extract", note_view)
-    monkeypatch.setattr(probes, "_descend", note_rate)
+    class NotedDescent(probes.Descent):
+        def __call__(self, z, labels, lr):
+            rates.append(lr)
+            super().__call__(z, labels, lr)
+
+    monkeypatch.setattr(probes, "RandomViews", Noted)
+    monkeypatch.setattr(probes, "Descent", NotedDescent)
     train, test = colour_set(8, 0), colour_set(4, 1)
     probes.linear(Pixels(8).eval(), train, test, Probe(8, CPU), epochs=5, batch_size=4)
-    assert views == [*((epoch, 0.08) for epoch in range(5)), (None, 1.0)]
+    assert views == [(epoch, 0.08) for epoch in range(5)]
     assert rates == pytest.approx([30] * 6 + [3] * 2 + [0.3] * 2)
     views.clear(), rates.clear()
     probes.linear_fast(Pixels(8).eval(), train, test, Probe(8, CPU), views=2, epochs=8)
-    assert views == [(0, 0.2), (1, 0.2), (None, 1.0)]
+    assert views == [(0, 0.2), (1, 0.2)]
     assert rates == pytest.approx([0.05 * (1 + math.cos(math.pi * step / 4)) for step in range(4)])
+
+
+def test_the_descent_is_that_of_sgd_with_momentum():
+    generator = torch.Generator().manual_seed(0)
+    ours, theirs = (probes.new_classifier(6, 3, Probe(8, CPU)) for _ in range(2))
+    descent = probes.Descent(ours, weight_decay=0.1)
+    optimizer = torch.optim.SGD(theirs.parameters(), lr=1.0, momentum=0.9, weight_decay=0.1)
+    for step in range(4):
+        z, labels = torch.randn(5, 6, generator=generator), torch.randint(0, 3, (5,), generator=generator)
+        optimizer.param_groups[0]["lr"] = lr = 1.0 / (1 + step)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(theirs(z), labels).backward()
+        optimizer.step()
+        descent(z, labels, lr)
+        torch.testing.assert_close(ours.weight.data, theirs.weight.data)
+        torch.testing.assert_close(ours.bias.data, theirs.bias.data)
+
+
+def test_views_differ_and_return(monkeypatch):
+    """Every view is another draw, the same each time it is asked for, kept on the device or not."""
+    images, probe = colour_set(24, 0), Probe(8, CPU)
+    views = probes.RandomViews(Pixels(8).eval(), images, probe, 0.2)
+    first, second = views(0), views(1)
+    assert (first - second).abs().max() > 0.1
+    monkeypatch.setattr(import_module("onecrop.evaluate.features"), "RESIDENT", 0)
+    again = probes.RandomViews(Pixels(8).eval(), images, probe, 0.2)
+    assert again.kept is None
+    assert torch.equal(again(1), second)
+    assert torch.equal(views(0), first)
 
 
 def test_features_need_eval_mode_and_keep_the_last_batch(monkeypatch):

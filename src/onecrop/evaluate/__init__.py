@@ -15,7 +15,7 @@ from onecrop.augment import describe_central_crop
 from onecrop.data import ImageSet
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Labelled, Request, load_labelled, pretrained_on
-from onecrop.device import choose_device
+from onecrop.device import choose_device, tune
 from onecrop.distributed import joined, world
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate.features import Probe
@@ -74,6 +74,7 @@ def evaluate(
         drop_duplicates=data is None and bool(begun.get("drop_duplicates")),  # another set is scored on as it is
     )
     probe = Probe(size, choose_device(device), seed, k)
+    tune(probe.device)
     sets = fewer_labels(load_labelled(data or pretrained_on(facts), request), subset, seed)
     candidates: dict[str, nn.Module] = {}
     if baselines:

@@ -1,5 +1,6 @@
 """Frozen features of a data set."""
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -9,11 +10,13 @@ from torch import Tensor, nn
 
 from onecrop.augment import CROP_TRIES, central_crop, crop_boxes, normalise, resample
 from onecrop.data import ImageSet
+from onecrop.device import Captured
 from onecrop.distributed import world
-from onecrop.draws import draws, fold
+from onecrop.draws import Draws, draws, fold
 from onecrop.errors import UserError
 
 BATCH = 1024  # in eval mode no image sees another: the number changes the speed alone
+RESIDENT = 2**30  # bytes of images that stay on the device from view to view
 
 
 class Probe(NamedTuple):
@@ -42,27 +45,53 @@ def batches(images: ImageSet, device: torch.device) -> Iterator[tuple[int, Tenso
         yield number, pixels, torch.from_numpy(images.true_aspect[part]).to(device)
 
 
-def random_view(pixels: Tensor, aspect: Tensor, size: int, key: int, crop_scale: float) -> Tensor:
+def random_view(pixels: Tensor, aspect: Tensor, size: int, draw: Draws, crop_scale: float) -> Tensor:
     """RandomResizedCrop and flip: what a linear probe trains on."""
-    draw = draws(key, len(pixels), pixels.device)
     uniform = draw.uniform("probe crop", 2 * CROP_TRIES + 2)
     boxes = crop_boxes(uniform, aspect, pixels.shape[-1], (crop_scale, 1.0), (3 / 4, 4 / 3))
     return normalise(resample(pixels, boxes, size, flip=draw.uniform("probe flip", 1)[:, 0] < 0.5))
 
 
 @torch.no_grad()
-def extract(
-    backbone: nn.Module, images: ImageSet, probe: Probe, view: int | None = None, crop_scale: float = 1.0
-) -> Tensor:
-    """[N, dim] float32 features of the central crops, or of the `view`-th random crops; on every process all."""
+def extract(backbone: nn.Module, images: ImageSet, probe: Probe) -> Tensor:
+    """[N, dim] float32 features of the central crops; on every process all."""
     assert_frozen(backbone)
-    parts = []
-    for number, pixels, aspect in batches(images, probe.device):
-        if view is None:
-            x = central_crop(pixels, aspect, probe.image_size)
-        else:
-            x = random_view(pixels, aspect, probe.image_size, fold(probe.seed, "view", view, number), crop_scale)
-        parts.append(embed(backbone, x))
+    return _of_all(
+        images,
+        [
+            embed(backbone, central_crop(pixels, aspect, probe.image_size))
+            for _, pixels, aspect in batches(images, probe.device)
+        ],
+        probe,
+    )
+
+
+class RandomViews:
+    """Features of random crops, of as many views as are asked for: [N, dim] float32, on every process all."""
+
+    def __init__(self, backbone: nn.Module, images: ImageSet, probe: Probe, crop_scale: float) -> None:
+        assert_frozen(backbone)
+        self.images, self.probe = images, probe
+        size = math.prod(images.images.shape)
+        self.kept = list(batches(images, probe.device)) if size <= RESIDENT else None
+
+        def look(pixels: Tensor, aspect: Tensor, key: Tensor) -> Tensor:
+            draw = Draws(key, 0, len(pixels), len(pixels))
+            return embed(backbone, random_view(pixels, aspect, probe.image_size, draw, crop_scale))
+
+        self.look = Captured(look)
+
+    @torch.no_grad()
+    def __call__(self, view: int) -> Tensor:
+        parts = []
+        for number, pixels, aspect in batches(self.images, self.probe.device) if self.kept is None else self.kept:
+            key = draws(fold(self.probe.seed, "view", view, number), len(pixels), pixels.device).key
+            parts.append(self.look(pixels, aspect, key).clone())
+        return _of_all(self.images, parts, self.probe)
+
+
+def _of_all(images: ImageSet, parts: list[Tensor], probe: Probe) -> Tensor:
+    """The parts of all processes in order, which must be finite numbers."""
     features = world().concatenate(torch.cat(parts) if parts else torch.empty(0, 0, device=probe.device))
     if not features.isfinite().all():
         raise UserError(f"the backbone gives features of {images.name} that are not finite numbers: pretrain it again")

@@ -19,7 +19,7 @@ from torch import nn
 from onecrop.data import ImageSet
 from onecrop.data.sources import Labelled, Request
 from onecrop.device import choose_device, seed_step, tune
-from onecrop.draws import fold, shuffled
+from onecrop.draws import draws, fold, shuffled
 from onecrop.errors import UserError
 from onecrop.evaluate.features import Probe, extract, labels_on, random_view
 from onecrop.evaluate.labels import load_with_labels
@@ -158,8 +158,8 @@ def train_all(start: nn.Module, sets: Labelled, probe: Probe, budget: Budget) ->
         index = order[place * batch : (place + 1) * batch]
         pixels = torch.from_numpy(np.ascontiguousarray(train.images[index.numpy()])).to(probe.device)
         index = index.to(probe.device)
-        key = fold(probe.seed, "fine-tune view", step)
-        x = random_view(pixels, aspect[index], probe.image_size, key, CROP_SCALE)
+        draw = draws(fold(probe.seed, "fine-tune view", step), batch, probe.device)
+        x = random_view(pixels, aspect[index], probe.image_size, draw, CROP_SCALE)
         for group in optimizer.param_groups:
             group["lr"] = budget.lr * cosine(step, steps)
         seed_step(probe.seed, step)  # for layers that draw

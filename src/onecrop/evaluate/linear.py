@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onecrop.data import ImageSet
+from onecrop.device import Captured
 from onecrop.draws import fold, shuffled
-from onecrop.evaluate.features import Probe, extract, labels_on
+from onecrop.evaluate.features import Probe, RandomViews, extract, labels_on
 from onecrop.optim import cosine
 from onecrop.progress import Progress, duration
 
@@ -20,24 +20,23 @@ def linear(
     labels = labels_on(train, probe.device)
     batch_size = min(batch_size, len(train))
     milestones = [round(0.6 * epochs), round(0.8 * epochs)]
-    classifier: nn.Linear | None = None
-    progress = Progress()
+    views, progress = RandomViews(backbone, train, probe, crop_scale=0.08), Progress()
+    descent: Descent | None = None
     for epoch in range(epochs):
         # The backbone is frozen: the epoch's crops go through it in large batches, the classifier's steps come after.
-        z = extract(backbone, train, probe, view=epoch, crop_scale=0.08)
-        if classifier is None:
-            classifier = new_classifier(z.shape[1], len(train.classes), probe)
-            optimizer = torch.optim.SGD(classifier.parameters(), lr=30.0, momentum=0.9, weight_decay=0.0)
-        for group in optimizer.param_groups:
-            group["lr"] = 30.0 * 0.1 ** sum(epoch >= m for m in milestones)
+        z = views(epoch)
+        if descent is None:
+            descent = Descent(new_classifier(z.shape[1], len(train.classes), probe), weight_decay=0.0)
+        lr = 30.0 * 0.1 ** sum(epoch >= m for m in milestones)
         order = shuffled(len(z), fold(probe.seed, "linear", epoch), probe.device)
         for index in order[: len(z) // batch_size * batch_size].view(-1, batch_size):
-            _descend(classifier, optimizer, z[index], labels[index])
+            descent(z[index], labels[index], lr)
         left = duration(progress.remaining(epoch + 1, epochs))
         progress.update(f"linear probe: epoch {epoch + 1}/{epochs}, {left} left")
-    assert classifier is not None
+    assert descent is not None
     protocol = f"SGD lr 30, batch {batch_size}, {epochs} epochs, ×.1 at {milestones}, crops from .08 and flips"
-    return {"accuracy": score(classifier, extract(backbone, test, probe), test, probe), "protocol": protocol}
+    tested = extract(backbone, test, probe)
+    return {"accuracy": score(descent.classifier, tested, test, probe), "protocol": protocol}
 
 
 def linear_fast(
@@ -45,29 +44,48 @@ def linear_fast(
 ) -> dict[str, Any]:
     """A few augmented views computed once, standardised; SGD lr .1, wd 1e-4, cosine, batch 512."""
     labels = labels_on(train, probe.device).repeat(views)
-    z = torch.cat([extract(backbone, train, probe, view, crop_scale=0.2) for view in range(views)])  # [views·N, dim]
+    random_views = RandomViews(backbone, train, probe, crop_scale=0.2)
+    z = torch.cat([random_views(view) for view in range(views)])  # [views·N, dim]
     mean, scale = z.mean(0), z.std(0) + 1e-6
     z = (z - mean) / scale
-    classifier = new_classifier(z.shape[1], len(train.classes), probe)
-    optimizer = torch.optim.SGD(classifier.parameters(), lr=0.1, momentum=0.9, weight_decay=1e-4)
+    descent = Descent(new_classifier(z.shape[1], len(train.classes), probe), weight_decay=1e-4)
     passes, batch_size = max(1, epochs // views), 512  # an epoch sees one view of each image
     total = passes * -(-len(z) // batch_size)
     step = 0
     for number in range(passes):
         for index in shuffled(len(z), fold(probe.seed, "linear-fast", number), probe.device).split(batch_size):
-            for group in optimizer.param_groups:
-                group["lr"] = 0.1 * cosine(step, total)
-            _descend(classifier, optimizer, z[index], labels[index])
+            descent(z[index], labels[index], 0.1 * cosine(step, total))
             step += 1
     tested = (extract(backbone, test, probe) - mean) / scale
     protocol = f"{views} cached views, standardised, SGD lr .1 wd 1e-4 cosine, batch {batch_size}, {epochs} epochs"
-    return {"accuracy": score(classifier, tested, test, probe), "protocol": protocol}
+    return {"accuracy": score(descent.classifier, tested, test, probe), "protocol": protocol}
 
 
-def _descend(classifier: nn.Linear, optimizer: torch.optim.Optimizer, z: Tensor, labels: Tensor) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    F.cross_entropy(classifier(z), labels).backward()
-    optimizer.step()
+class Descent:
+    """SGD with momentum .9 on the mean cross-entropy of a linear classifier, its gradient written out:
+
+    ∂/∂logits = (softmax − one-hot)/B, so that a step is a few products, and on a GPU one graph.
+    """
+
+    def __init__(self, classifier: nn.Linear, weight_decay: float) -> None:
+        self.classifier, self.weight_decay = classifier.requires_grad_(False), weight_decay
+        self.velocities = [torch.zeros_like(p) for p in (classifier.weight, classifier.bias)]
+        self.lr = torch.zeros((), device=classifier.weight.device)
+        self.classes = torch.arange(classifier.out_features, device=self.lr.device)
+        self.step = Captured(self._step)
+
+    def __call__(self, z: Tensor, labels: Tensor, lr: float) -> None:
+        self.lr.fill_(lr)
+        self.step(z, labels)
+
+    def _step(self, z: Tensor, labels: Tensor) -> Tensor:
+        weight, bias = self.classifier.weight, self.classifier.bias
+        slopes = (torch.softmax(self.classifier(z), 1) - (labels[:, None] == self.classes).float()) / len(z)  # [B, C]
+        gradients = slopes.T @ z, slopes.sum(0)
+        for parameter, gradient, velocity in zip((weight, bias), gradients, self.velocities, strict=True):
+            velocity.mul_(0.9).add_(gradient).add_(parameter, alpha=self.weight_decay)
+            parameter.sub_(self.lr * velocity)
+        return weight
 
 
 def new_classifier(dim: int, classes: int, probe: Probe) -> nn.Linear:

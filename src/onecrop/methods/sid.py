@@ -23,8 +23,6 @@ from onecrop.methods.base import Method, Settings, augmentation, autocast, sprea
 from onecrop.nets import mlp
 from onecrop.nets.backbones import Backbone
 
-RELATION_RISE = 0.1  # of the run
-
 
 @dataclass(frozen=True)
 class SidSettings(Settings):
@@ -44,7 +42,8 @@ class SidSettings(Settings):
     # beyond the paper: neighbours in the bank as soft targets
     relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
     relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
-    relation_start: Annotated[float, "share of the run before it; it grows over a tenth of the run"] = 0.05
+    relation_start: Annotated[float, "share of the run before it"] = 0.05
+    relation_rise: Annotated[float, "share of the run over which it grows from 0"] = 0.1
 
 
 class Sid(Method):
@@ -126,9 +125,9 @@ class Sid(Method):
         return self.bank.weight[place[held]], torch.where(held, held.cumsum(0) - 1, -1)[: len(index)]
 
     def after_step(self, progress: Tensor) -> None:
-        """The relation's weight for the next step: 0 up to its start, then rising linearly over a tenth of the run."""
+        """The relation's weight for the next step: 0 up to its start, then rising linearly."""
         if self.settings.relation:
-            risen = ((progress - self.settings.relation_start) / RELATION_RISE).clamp(0, 1)
+            risen = ((progress - self.settings.relation_start) / self.settings.relation_rise).clamp(0, 1)
             self.relation_weight.copy_(self.settings.relation * risen)
 
     @torch.no_grad()
