@@ -8,6 +8,7 @@ their sum may differ from the whole. The ceiling is a large matrix product in th
 """
 
 import argparse
+import copy
 import json
 import statistics
 import tempfile
@@ -17,18 +18,18 @@ from pathlib import Path
 import numpy as np
 import torch
 from measuring import save, synchronise
+from torch.utils.flop_counter import FlopCounterMode
 
 from onecrop.choices import resolve
 from onecrop.data import images as data_images
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import choose_device, describe, tune
 from onecrop.losses import instance_loss
+from onecrop.methods import Method
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.step import WARM_UP, TrainStep
 from onecrop.train import build_method
-
-FORWARD_FLOPS = {("resnet18", 32): 1.11e9}  # an image, small stem; the backward pass costs twice as much
 
 
 def milliseconds(work, repeats: int = 20, capture: bool = True) -> float:
@@ -70,6 +71,14 @@ def ceiling(device: torch.device) -> float:
     size, dtype = (8192, torch.bfloat16) if device.type == "cuda" else (1024, torch.float32)
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
     return 2 * size**3 / milliseconds(lambda: a @ b) / 1e9
+
+
+def network_flops(method: Method, size: int) -> int:
+    """Of the forward and backward pass of one image; the backward pass costs twice as much."""
+    copied = copy.deepcopy(method).cpu().eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        copied.features(torch.zeros(1, 3, size, size))
+    return 3 * counter.get_total_flops()
 
 
 def picture(files: list[Path], path: Path) -> None:
@@ -180,7 +189,7 @@ def main() -> None:
         "bank update": milliseconds(lambda: method.bank.update(batch.index, z.detach())),
     }
     top = ceiling(device)
-    flops = 3 * FORWARD_FLOPS.get((args.backbone, args.size), 0) * args.batch_size
+    flops = network_flops(method, args.size) * args.batch_size
     flops += 2 * 2 * args.batch_size * args.images * args.dim
     result = {
         "device": describe(device),

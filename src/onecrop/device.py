@@ -1,5 +1,6 @@
 """The device: which one, in which number format, how much of its memory."""
 
+import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -103,6 +104,7 @@ def free_memory(device: torch.device) -> int | None:
 def reset_peak_memory(device: torch.device) -> None:
     """From here on a run of its own: a process may have trained another one before."""
     if device.type == "cuda":
+        gc.collect()  # a compiled network refers to itself, and would stay until Python looks for such things
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(device)
 

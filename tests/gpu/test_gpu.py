@@ -241,3 +241,13 @@ def test_a_probe_captured_as_graphs_equals_one_that_is_not(monkeypatch):
     assert (found[0][0][0] - found[0][0][1]).abs().max() > 0.01
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-2, atol=1e-2)
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-2, atol=1e-3)
+
+
+def test_a_second_run_in_one_process_has_the_first_ones_peak_memory(tmp_path):
+    peaks = []
+    for name in ("first", "second"):
+        flags = "--subset 2000 --epochs 2 --backbone tiny --batch-size 64 --dim 64 --hidden 128 --compile true"
+        assert main(["pretrain", "shapes", *flags.split(), "--out", str(tmp_path / name)]) == 0
+        rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
+        peaks.append(json.loads(rows[-1])["peak_memory"])
+    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)

@@ -99,7 +99,7 @@ def test_a_timm_member_that_never_began_keeps_its_name(tmp_path):
 
 def test_a_sweep_has_a_column_for_what_was_varied(tmp_path, capsys):
     out = tmp_path / "s"
-    small = "--backbone tiny --subset 128 --image-size 16 --batch-size 64 --epochs 1 --dim 16 --hidden 32".split()
+    small = "--subset 128 --image-size 16 --batch-size 64 --epochs 1 --dim 16 --hidden 32".split()
     arguments = ["sweep", "shapes", "--out", str(out), *small, "--with", "knn", "--holdout", "100"]
     assert main([*arguments, "--try", "", "--try", "kl-weight=0 lr=0.01"]) == 0
     rows = table(out)

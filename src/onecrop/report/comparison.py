@@ -82,7 +82,7 @@ def collect(folder: Path) -> list[Row]:
         varied = [key for key in first if key != "backbone" and len({str(recipe.get(key)) for recipe in alike}) > 1]
         members = [_read(folder / name) for name in names]
         rows.append(_summary(first, varied, members))
-    return sorted(rows, key=lambda row: (row["backbone"] or "", row["method"] or ""))
+    return sorted(rows, key=lambda row: (row["backbone"] or "", row["method"]))
 
 
 def _flat(recipe: Row) -> Row:
