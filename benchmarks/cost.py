@@ -86,7 +86,8 @@ def measure(spec: str, backbone: str, count: int, args: argparse.Namespace) -> d
         some(10)
         steps = min(loader.batches_per_epoch, args.steps)
         times = [seconds(lambda: some(steps)) / steps for _ in range(3)]
-        row["calibration_seconds"] = seconds(lambda: method.prepare(loader)) if method_name == "sid" else None
+        calibrates = getattr(recipe.settings, "calibrate", False)
+        row["calibration_seconds"] = seconds(lambda: method.prepare(loader)) if calibrates else None
     row["epoch_seconds"] = statistics.median(times) * loader.batches_per_epoch
     row["step_ms"] = statistics.median(times) * 1e3
     row["images_per_second"] = args.batch_size / statistics.median(times)
