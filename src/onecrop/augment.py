@@ -212,37 +212,42 @@ class Augment(nn.Module):
 class CutMix(nn.Module):
     """Paste a box of the next image into each image of the batch. λm ~ Beta(α, α), folded to ≥ ½: the base image leads.
 
-    The batch's order is random, so the next image is a random one, and its place is known on every process.
+    One box for the batch, as in the released code, or one for each image. The batch's order is random, so the next
+    image is a random one, and its place is known on every process.
     """
 
     quantiles: Tensor
 
-    def __init__(self, alpha: float, group: Group = ALONE) -> None:
+    def __init__(self, alpha: float, group: Group = ALONE, each: bool = False) -> None:
         super().__init__()
-        self.alpha, self.group = alpha, group
+        self.alpha, self.group, self.each = alpha, group, each
         if alpha:
             self.register_buffer("quantiles", beta_quantiles(alpha), persistent=False)
 
     @torch.no_grad()
     def forward(self, x: Tensor, draws: Draws) -> tuple[Tensor, Tensor | None, Tensor | float]:
-        """-> mixed images, place of each one's partner [B] in the whole batch, weight of the base image []."""
+        """-> mixed images, place of each one's partner [B] in the whole batch, weight of the base image [] or [B]."""
         if not self.alpha:
             return x, None, 1.0
         size = x.shape[-1]
-        draw = draws.once("cutmix", 3)
-        position = draw[:1] * (len(self.quantiles) - 1)
-        below = position.floor().long()  # [1], not []: a tensor without dimensions as an index is read by the host
+        # [1, 3], or [B, 3] of the whole batch: every process knows how all images are mixed
+        draw = draws.whole().uniform("cutmix", 3) if self.each else draws.once("cutmix", 3)[None]
+        position = draw[:, :1] * (len(self.quantiles) - 1)
+        below = position.floor().long()
         share = torch.lerp(self.quantiles[below], self.quantiles[below + 1], position - below)
         share = torch.maximum(share, 1 - share)
         side = (size * (1 - share).sqrt()).floor()
-        centre = (draw[1:] * size).floor()
-        start, end = (centre - side // 2).clamp(0, size), (centre + side // 2).clamp(0, size)
+        centre = (draw[:, 1:] * size).floor()
+        start, end = (centre - side // 2).clamp(0, size), (centre + side // 2).clamp(0, size)  # [·, 2]
+        mix = 1 - (end - start).prod(1) / size**2  # the true share, after the box was cut at the border
+        if self.each:
+            own = slice(draws.first, draws.first + draws.size)
+            start, end = start[own], end[own]
         along = torch.arange(size, device=x.device)
-        inside = (along >= start[:, None]) & (along < end[:, None])  # [2, S]
-        box = inside[0][:, None] & inside[1]  # [S, S]
+        inside = (along >= start[..., None]) & (along < end[..., None])  # [·, 2, S]
+        box = inside[:, 0, :, None] & inside[:, 1, None, :]  # [·, S, S]
         partner = torch.arange(draws.total, device=x.device).roll(-1)
-        mix = 1 - box.to(torch.float32).mean()  # the true share, after the box was cut at the border
-        return torch.where(box, self.group.following(x), x), partner, mix
+        return torch.where(box[:, None], self.group.following(x), x), partner, mix if self.each else mix[0]
 
 
 def beta_quantiles(alpha: float, count: int = 1025) -> Tensor:

@@ -74,16 +74,25 @@ class MemoryBank(nn.Module):
         self._store(own, F.normalize(z[own.image], dim=1))
 
     @torch.no_grad()
-    def update(self, index: Tensor, z: Tensor, probabilities: Tensor | None = None) -> None:
+    def update(
+        self,
+        index: Tensor,
+        z: Tensor,
+        probabilities: Tensor | None = None,
+        labels: "SoftLabels | None" = None,
+        momentum: Tensor | None = None,
+    ) -> None:
         """w_i ← normalise(m·w_i + (1−m)·ẑ_i) for the rows of the batch alone.
 
         Plain rule: ẑ_i = z_i. Corrected rule (Grad Update, Eq. 4–6), given p[j, i] = image j's probability of row i:
-        ẑ_i = Σ_j (δ_ij − p[j, i])·z_j, the negative gradient of the batch's cross-entropy in w_i.
+        ẑ_i = Σ_j (y_ji − p[j, i])·z_j, the negative gradient of the batch's cross-entropy in w_i; y_ji = δ_ij, or what
+        `labels` say. momentum: m [] in this step, where it changes along the run.
         """
-        direction = corrected_direction(z, probabilities) if probabilities is not None else z
+        direction = corrected_direction(z, probabilities, labels) if probabilities is not None else z
         own = self._own(index)
         old = self.weight[own.place].to(z.dtype)
-        moved = torch.lerp(direction[own.image], old, self.momentum)
+        weight = self.momentum if momentum is None else momentum.to(z.dtype)
+        moved = torch.lerp(direction[own.image], old, weight)
         norm = moved.norm(dim=1, keepdim=True)
         self._store(own, torch.where(norm > MIN_NORM, moved / norm, old))
 
@@ -129,6 +138,17 @@ class Queue(nn.Module):
         self.place.add_(len(keys)).remainder_(len(self.rows))
 
 
-def corrected_direction(z: Tensor, probabilities: Tensor) -> Tensor:
-    """ẑ_i = z_i − Σ_j p[j, i]·z_j -> [B, D]."""
-    return z - probabilities.to(z.dtype).T @ z
+class SoftLabels(NamedTuple):
+    """Of images that were mixed: y_jj = μ_j, and y_ji = 1 − μ_j for the partner i of image j."""
+
+    partner: Tensor  # [B] places in the batch, each once
+    mix: Tensor  # [] or [B] μ
+
+
+def corrected_direction(z: Tensor, probabilities: Tensor, labels: SoftLabels | None = None) -> Tensor:
+    """ẑ_i = Σ_j (y_ji − p[j, i])·z_j -> [B, D]; y_ji = δ_ij without labels."""
+    given = z
+    if labels is not None:
+        mix = labels.mix.to(z.dtype).expand(len(z))[:, None]
+        given = (mix * z).index_add(0, labels.partner, (1 - mix) * z)
+    return given - probabilities.to(z.dtype).T @ z

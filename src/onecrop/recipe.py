@@ -47,6 +47,7 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "kl_temperature": _POSITIVE,
     "kl_weight": _NOT_NEGATIVE,
     "bank_momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
+    "bank_momentum_end": ("at least 0 and below 1", lambda x: 0 <= x < 1),
     "sampled_rows": _NOT_NEGATIVE,
     "relation": _SHARE,
     "relation_temperature": ("at least 0.02", lambda x: 0.02 <= x < float("inf")),

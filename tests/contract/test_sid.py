@@ -20,11 +20,12 @@ def test_calibration_fills_every_row_with_the_untrained_networks_feature():
 
 
 @pytest.mark.parametrize("kl", ["sqrt", "l1", "l2", "none"])
-@pytest.mark.parametrize("cutmix", [0.0, 0.5])
-def test_terms_are_the_papers_objective(kl, cutmix):
-    made, loader = build(kl=kl, cutmix=cutmix, kl_weight=3.0, temperature=0.3, kl_temperature=0.8)
+@pytest.mark.parametrize(("cutmix", "mixing"), [(0.0, "batch"), (0.5, "batch"), (0.5, "image")])
+def test_terms_are_the_papers_objective(kl, cutmix, mixing):
+    made, loader = build(kl=kl, cutmix=cutmix, mixing=mixing, kl_weight=3.0, temperature=0.3, kl_temperature=0.8)
     batch, before = loader.batch(0), made.bank.weight.clone()
-    x, partner, mix = CutMix(cutmix)(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
+    mixed = CutMix(cutmix, each=mixing == "image")
+    x, partner, mix = mixed(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
     z = made.features(x)
     expected = instance_loss(
         z,
@@ -43,17 +44,18 @@ def test_terms_are_the_papers_objective(kl, cutmix):
         torch.testing.assert_close(terms["sqrt_kl"], 3.0 * expected.sqrt_kl)
 
 
-@pytest.mark.parametrize("cutmix", [0.0, 0.5])
-def test_the_proximal_term_pulls_a_feature_to_the_rows_of_what_is_in_the_picture(cutmix):
-    made, loader = build(kl="none", cutmix=cutmix, proximal_weight=7.0)
+@pytest.mark.parametrize(("cutmix", "mixing"), [(0.0, "batch"), (0.5, "batch"), (0.5, "image")])
+def test_the_proximal_term_pulls_a_feature_to_the_rows_of_what_is_in_the_picture(cutmix, mixing):
+    made, loader = build(kl="none", cutmix=cutmix, mixing=mixing, proximal_weight=7.0)
     batch, before = loader.batch(0), made.bank.weight.clone()
-    x, partner, mix = CutMix(cutmix)(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
+    mixed = CutMix(cutmix, each=mixing == "image")
+    x, partner, mix = mixed(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
     z = made.features(x).detach()
     total = 0.0
-    for i in range(len(z)):
+    for i, share in enumerate(torch.as_tensor(mix).expand(len(z))):
         near = (z[i] - before[batch.index[i]]).square().sum()
         other = near if partner is None else (z[i] - before[batch.index[partner[i]]]).square().sum()
-        total += float(mix * near + (1 - mix) * other)
+        total += float(share * near + (1 - share) * other)
     assert float(made(batch)["proximal"].detach()) == pytest.approx(7 * total / len(z), rel=1e-5)
 
 
@@ -71,6 +73,41 @@ def test_the_bank_is_read_before_it_is_written(update, momentum):
     expected = before.clone()
     expected[batch.index] = F.normalize(momentum * before[batch.index] + (1 - momentum) * direction, dim=1)
     torch.testing.assert_close(made.bank.weight, expected)
+
+
+@pytest.mark.parametrize("mixing", ["batch", "image"])
+def test_soft_labels_move_a_row_by_all_pictures_that_show_its_image(mixing):
+    made, loader = build(update="soft", bank_momentum=0.25, mixing=mixing)
+    batch, before = loader.batch(0), made.bank.weight.clone()
+    mixed = CutMix(0.5, each=mixing == "image")
+    x, partner, mix = mixed(made.augment(batch.images, batch.aspect, batch.draws), batch.draws)
+    z = made.features(x).detach()
+    made(batch)
+    p = torch.softmax(z @ before.T / 0.2, dim=1)[:, batch.index]
+    mix, expected = mix.expand(len(z)), before.clone()
+    for i, row in enumerate(batch.index):
+        j = int((partner == i).nonzero())
+        direction = mix[i] * z[i] + (1 - mix[j]) * z[j] - p[:, i] @ z
+        expected[row] = F.normalize(0.25 * before[row] + 0.75 * direction, dim=0)
+    torch.testing.assert_close(made.bank.weight, expected)
+    plain, loader = build(update="soft", cutmix=0.0)  # nothing is mixed: the corrected rule
+    corrected, _ = build(update="corrected", cutmix=0.0)
+    plain(loader.batch(0)), corrected(loader.batch(0))
+    assert torch.equal(plain.bank.weight, corrected.bank.weight)
+
+
+def test_the_banks_momentum_goes_along_the_run_and_is_saved():
+    made, loader = build(bank_momentum=0.2, bank_momentum_end=0.8, cutmix=0.0, update="plain")
+    assert made.state_dict()["bank_momentum"] == pytest.approx(0.2)
+    for progress, m in ((0.0, 0.2), (0.5, 0.5), (1.0, 0.8)):
+        made.after_step(torch.tensor(progress))
+        assert made.state_dict()["bank_momentum"] == pytest.approx(m)
+        batch, before = loader.batch(0), made.bank.weight.clone()
+        z = made.features(made.augment(batch.images, batch.aspect, batch.draws)).detach()
+        made(batch)
+        moved = F.normalize(m * before[batch.index] + (1 - m) * z, dim=1)
+        torch.testing.assert_close(made.bank.weight[batch.index], moved)
+    assert "bank_momentum" not in build()[0].state_dict()
 
 
 def test_sampled_rows_are_distinct_and_never_the_batchs_own():

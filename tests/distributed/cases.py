@@ -36,6 +36,7 @@ CASES = {
     "sid muon": ("sid", {}, "muon", 7),
     "sid relation": ("sid", NEIGHBOURS, "sgd", 7),
     "sid sampled": ("sid", {**NEIGHBOURS, "sampled_rows": 9}, "sgd", 7),
+    "sid mixed": ("sid", {"update": "soft", "mixing": "image", "bank_momentum_end": 0.9}, "sgd", 7),
     "sid few sampled": ("sid", {"sampled_rows": 1}, "sgd", 3),  # a process may hold none of the four rows
     "sid plain l1": ("sid", {"kl": "l1", "update": "plain", "cutmix": 0.0}, "sgd", 8),
     "npid nce": ("npid", {}, "sgd", 7),

@@ -46,6 +46,7 @@ SETTINGS = {
     "default": {},
     "sampled": {"sampled_rows": 500, "kl": "none", "cutmix": 0.0},
     "relation": {"relation": 0.5, "relation_start": 0.0},
+    "mixed": {"update": "soft", "mixing": "image", "bank_momentum_end": 0.9},
 }
 
 

@@ -208,19 +208,23 @@ def test_images_of_a_batch_draw_differently(pictures):
     assert not torch.equal(out, other_view)
 
 
-def test_cutmix_pastes_the_partner_and_weighs_it():
+@pytest.mark.parametrize("each", [False, True], ids=["batch", "image"])
+def test_cutmix_pastes_the_partner_and_weighs_it(each):
     x = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 16, 16).contiguous()
-    cutmix = CutMix(0.5)
+    cutmix = CutMix(0.5, each=each)
     weights = []
     for key in range(200):
         mixed, partner, mix = cutmix(x, draws(key, 5, "cpu"))
+        assert mix.shape == ((5,) if each else ())
         assert partner.tolist() == [1, 2, 3, 4, 0]
         pasted = (mixed == partner.view(5, 1, 1, 1)).float().mean((1, 2, 3))
         torch.testing.assert_close(pasted, (1 - mix).expand(5))
         assert torch.equal((mixed == x) | (mixed == partner.view(5, 1, 1, 1)), torch.ones_like(x, dtype=torch.bool))
-        weights.append(mix.item())
-    assert min(weights) >= 0.5  # the base image leads
-    assert torch.tensor(weights).std() > 0.1
+        weights.append(mix.expand(5))
+    weights = torch.stack(weights)
+    assert weights.min() >= 0.5  # the base image leads
+    assert weights[:, 0].std() > 0.1
+    assert (weights.std(1).mean() > 0.05) == each  # images of a batch are mixed each in its own way, or all alike
     assert CutMix(0.0)(x, draws(0, 5, "cpu")) == (x, None, 1.0)
 
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from onecrop.bank import MemoryBank
+from onecrop.bank import MemoryBank, SoftLabels, corrected_direction
 from onecrop.losses import instance_loss
 
 
@@ -53,6 +53,25 @@ def test_corrected_direction_is_the_gradient_of_the_cross_entropy(bank):
     out = instance_loss(z, bank.weight, INDEX, temperature=0.5, kl_temperature=1.0)
     direction = z - out.batch_probabilities.T @ z
     torch.testing.assert_close(direction, -0.5 * rows.grad[INDEX])
+
+
+@pytest.mark.parametrize("mix", [0.7, [0.9, 0.6, 0.5]], ids=["of the batch", "of each image"])
+def test_soft_labels_make_it_the_gradient_of_a_mixed_cross_entropy(bank, mix):
+    """Eq. 4 with y_jj = μ_j and y_ji = 1 − μ_j for the partner i of image j."""
+    z, partner, mix = unit(3, 6), torch.tensor([1, 2, 0]), torch.tensor(mix, dtype=torch.float64)
+    rows = bank.weight.clone().requires_grad_()
+    loss = 0.0
+    for j, share in enumerate(mix.expand(3)):
+        log_p = torch.log_softmax(z[j] @ rows.T / 0.5, 0)
+        loss = loss - share * log_p[INDEX[j]] - (1 - share) * log_p[INDEX[partner[j]]]
+    loss.backward()
+    p = instance_loss(z, bank.weight, INDEX, temperature=0.5, kl_temperature=1.0).batch_probabilities
+    labels = SoftLabels(partner, mix)
+    torch.testing.assert_close(corrected_direction(z, p, labels), -0.5 * rows.grad[INDEX])
+    before = bank.weight.clone()
+    bank.update(INDEX, z, p, labels, momentum=torch.tensor(0.25))
+    moved = 0.25 * before[INDEX] - 0.75 * 0.5 * rows.grad[INDEX]
+    torch.testing.assert_close(bank.weight[INDEX], moved / moved.norm(dim=1, keepdim=True))
 
 
 def test_a_row_without_direction_stays(bank):

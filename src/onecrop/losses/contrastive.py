@@ -70,9 +70,9 @@ def pair_accuracy(a: Tensor, b: Tensor) -> Tensor:
     return (nearest == torch.arange(len(a), device=a.device)).float().mean()
 
 
-def proximal(z: Tensor, rows: Tensor) -> Tensor:
+def proximal(z: Tensor, rows: Tensor, weight: Tensor | float = 1.0) -> Tensor:
     """NPID: each feature stays near its bank row, a constant -> [].
 
-    mean over i of ‖z_i − w_i‖²
+    mean over i of μ_i·‖z_i − w_i‖², μ the weight [] or [B]
     """
-    return (z - rows.detach().to(z.dtype)).square().sum(1).mean()
+    return (weight * (z - rows.detach().to(z.dtype)).square().sum(1)).mean()

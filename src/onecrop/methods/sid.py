@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from onecrop.augment import CutMix
-from onecrop.bank import MemoryBank, corrected_direction
+from onecrop.bank import MemoryBank, SoftLabels, corrected_direction
 from onecrop.data import Batch, Loader
 from onecrop.draws import Draws
 from onecrop.losses import instance_loss
@@ -35,10 +35,15 @@ class SidSettings(Settings):
     kl_weight: Annotated[float, "λ"] = 20.0
     proximal_weight: Annotated[float, "weight of ‖z − w‖², NPID's term in its place; 0 switches it off"] = 0.0
     calibrate: Annotated[bool, "start the bank from the untrained network's features"] = True
-    update: Annotated[Literal["corrected", "plain"], "rule of the bank: Grad Update or the plain one"] = "corrected"
+    # soft: beyond the paper, whose Eq. 4 has one label an image
+    update: Annotated[
+        Literal["corrected", "soft", "plain"], "rule of the bank: Grad Update, with CutMix's labels, or the plain one"
+    ] = "corrected"
     bank_momentum: Annotated[float, "m"] = 0.5
+    bank_momentum_end: Annotated[float | None, "m at the end of the run, reached linearly"] = None  # None: m stays
     sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
     cutmix: Annotated[float, "α of Beta(α, α); 0 switches it off"] = 0.5
+    mixing: Annotated[Literal["batch", "image"], "CutMix draws one box for the whole batch, or one an image"] = "batch"
     # beyond the paper: neighbours in the bank as soft targets
     relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
     relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
@@ -51,7 +56,9 @@ class Sid(Method):
 
     Settings = SidSettings
     shards = ("bank.weight",)
-    relation_weight: Tensor  # [] the relation's share in this step; on the device, and saved
+    # what changes along the run lies on the device, and is saved
+    relation_weight: Tensor  # [] the relation's share in this step
+    bank_momentum: Tensor | None  # [] m in this step, where it changes
 
     def __init__(self, settings: SidSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype):
         super().__init__(backbone, dtype)
@@ -61,7 +68,10 @@ class Sid(Method):
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype, self.group)
         self.register_buffer("relation_weight", torch.zeros(()))
-        self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix, self.group)
+        changing = None if settings.bank_momentum_end is None else torch.tensor(settings.bank_momentum)
+        self.register_buffer("bank_momentum", changing)
+        self.augment = augmentation(settings, image_size)
+        self.cutmix = CutMix(settings.cutmix, self.group, each=settings.mixing == "image")
 
     @classmethod
     def tables(
@@ -99,12 +109,16 @@ class Sid(Method):
             terms["sqrt_kl"] = s.kl_weight * out.sqrt_kl
         if s.proximal_weight:
             last = self.bank.rows(batch.index)
-            pulled = proximal(z, last)
+            pulled = proximal(z, last, mix)
             if partner is not None:
-                pulled = mix * pulled + (1 - mix) * proximal(z, last[partner])
+                pulled = pulled + proximal(z, last[partner], 1 - mix)
             terms["proximal"] = s.proximal_weight * pulled
-        probabilities = out.batch_probabilities if s.update == "corrected" else None
-        self.bank.update(batch.index, z.detach(), probabilities)  # written after it was read
+        probabilities = None if s.update == "plain" else out.batch_probabilities
+        labels = None
+        if s.update == "soft" and partner is not None:
+            assert isinstance(mix, Tensor)
+            labels = SoftLabels(partner, mix)
+        self.bank.update(batch.index, z.detach(), probabilities, labels, self.bank_momentum)  # after it was read
         correction = (corrected_direction(z.detach(), out.batch_probabilities) - z.detach()).norm(dim=1).mean()
         self.watch = {"accuracy": out.accuracy, "spread": spread(z), "correction": correction}
         return terms
@@ -125,10 +139,14 @@ class Sid(Method):
         return self.bank.weight[place[held]], torch.where(held, held.cumsum(0) - 1, -1)[: len(index)]
 
     def after_step(self, progress: Tensor) -> None:
-        """The relation's weight for the next step: 0 up to its start, then rising linearly."""
-        if self.settings.relation:
-            risen = ((progress - self.settings.relation_start) / self.settings.relation_rise).clamp(0, 1)
-            self.relation_weight.copy_(self.settings.relation * risen)
+        """For the next step the relation's weight, 0 up to its start and then rising linearly, and m."""
+        s = self.settings
+        if s.relation:
+            risen = ((progress - s.relation_start) / s.relation_rise).clamp(0, 1)
+            self.relation_weight.copy_(s.relation * risen)
+        if self.bank_momentum is not None:
+            assert s.bank_momentum_end is not None
+            self.bank_momentum.copy_(s.bank_momentum + (s.bank_momentum_end - s.bank_momentum) * progress)
 
     @torch.no_grad()
     def prepare(self, loader: Loader) -> None:
