@@ -95,7 +95,7 @@ class Recipe:
     precision: Annotated[Literal["float32", "bfloat16"] | None, "number format of network and bank"] = None
     compile: Annotated[bool | None, "compile the step, on a GPU"] = None
     sync_batch_norm: Annotated[bool, "of several processes: normalise by the images of all"] = True
-    probe: Annotated[Literal["knn", "linear-fast"], "which evaluation --probe-every runs"] = "knn"
+    probe: Annotated[Literal["knn", "linear-fast", "linear"], "which evaluation --probe-every runs"] = "knn"
     probe_every: Annotated[int, "evaluate every so many epochs; 0 never"] = 0
     checkpoint_seconds: Annotated[float, "save the state so often; 0 after every step"] = 60.0
 
