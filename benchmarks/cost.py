@@ -32,11 +32,11 @@ from onecrop.device import choose_device, tune
 from onecrop.methods import METHODS
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
+from onecrop.reproduce.numbers import CIFAR_RESULT
 from onecrop.step import WARM_UP, TrainStep
 from onecrop.train import build_method
 
 ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000)  # N for --against-n
-PAPER = {"byol": 0.28, "simsiam": 0.47, "moco": 0.51, "npid": 0.81}  # sid's time as a share of theirs, CIFAR, 4 K80
 
 
 def noise(count: int) -> ImageSet:
@@ -103,6 +103,12 @@ def seconds(work) -> float:
     return time.perf_counter() - started
 
 
+def paper_share(method: str, backbone: str) -> float | None:
+    """sid's hours as a share of the method's in the paper's Table 1, where it prints both."""
+    printed = CIFAR_RESULT.get(backbone, {})
+    return printed["sid"][0] / printed[method][0] if method in printed and method != "sid" else None
+
+
 def with_ratios(rows: list[dict]) -> list[dict]:
     """sid's time as a share of each method's, beside the paper's."""
     timed = [row for row in rows if "epoch_seconds" in row]
@@ -111,7 +117,7 @@ def with_ratios(rows: list[dict]) -> list[dict]:
         base = ours.get((row["backbone"], row["images"]))
         if base:
             row["sid_time_share"] = base / row["epoch_seconds"]
-            row["paper_time_share"] = PAPER.get(row["method"])
+            row["paper_time_share"] = paper_share(row["method"], row["backbone"])
     return rows
 
 

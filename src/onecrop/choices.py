@@ -68,7 +68,7 @@ def _stem(given: Given) -> Choice:
     # A network that was named is the same one on every device.
     if not given.gpu and size > SMALL_IMAGE // 2 and "backbone" in given.chosen:
         return Choice("standard", f"at {size} px the small one takes four times as long on a CPU")
-    return Choice("small", f"{size} px have no resolution to lose")
+    return Choice("small", f"the first strides are 1, for {size} px have no resolution to lose")
 
 
 def _batch_size(given: Given) -> Choice:

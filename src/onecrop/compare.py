@@ -4,11 +4,15 @@ Every member is a run folder of its own, so a comparison that was stopped goes o
 a row that says why, and the others go on.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from onecrop.choices import choose_image_size, settle
+from onecrop.data.sources import load_labelled
+from onecrop.device import choose_device
 from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import read_json_lines, write_atomically
@@ -72,12 +76,17 @@ def sweep(
 
 
 def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -> Path:
-    """Folder name -> recipe: train and score what is not done yet -> the table's Markdown file."""
+    """Folder name -> recipe: train and score what is not done yet -> the table's Markdown file.
+
+    A mistake of the call is said before anything is trained or written.
+    """
     for name in evaluations:
         if name not in EVALUATIONS:
             raise unknown("evaluation", name, EVALUATIONS)
     members = {name: recipe.override({"out": str(out / name)}) for name, recipe in members.items()}
+    need_all(members.values())
     add_to_plan(out, {name: recipe.to_json() for name, recipe in members.items()})
+    failures = []
     for number, (name, recipe) in enumerate(members.items()):
         print(f"\n[{number + 1}/{len(members)}] {name}", flush=True)
         failure = attempt(partial(_train_and_score, recipe, evaluations))
@@ -86,8 +95,24 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
         else:
             print(f"{name} failed: {failure}", flush=True)
             write_atomically(out / name / FAILURE, failure.encode())
+            failures.append(failure)
         table = write_comparison(out)
+    if len(failures) == len(members):
+        raise UserError(f"no run of this comparison came to its end: {failures[0]}")
     return table
+
+
+def need_all(members: Iterable[Recipe]) -> None:
+    """Refuse members that were begun with other settings, and data that is not there or has no labels to score by."""
+    by_data = {}
+    for recipe in members:
+        begun = Run(recipe.out)
+        if begun.recipe_file.exists():
+            begun.refuse_changes(recipe)
+        by_data[recipe.data, replace(recipe.request(), subset=None, seed=0)] = recipe
+    for recipe in by_data.values():
+        sized = settle(recipe, choose_image_size(recipe, choose_device(recipe.device)))
+        load_labelled(recipe.data, sized.request())
 
 
 def _train_and_score(recipe: Recipe, evaluations: Sequence[str]) -> None:
@@ -96,7 +121,8 @@ def _train_and_score(recipe: Recipe, evaluations: Sequence[str]) -> None:
     done = {row["evaluation"] for row in read_json_lines(run / "results.jsonl") if is_own_score(row, begun)}
     missing = tuple(evaluation for evaluation in evaluations if evaluation not in done)
     if missing:
-        evaluate(run, evaluations=missing)
+        print(f"scoring: {', '.join(missing)}", flush=True)
+        evaluate(run, evaluations=missing, data_dir=recipe.data_dir, device=recipe.device)
 
 
 def attempt(work: Callable[[], None]) -> str | None:
@@ -105,6 +131,9 @@ def attempt(work: Callable[[], None]) -> str | None:
         work()
     except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
         raise
-    except (UserError, RuntimeError) as error:  # RuntimeError: out of memory among others
-        return " ".join(str(error).split())[:300]
+    except OSError:  # of the disk, which the others need too
+        raise
+    except Exception as error:  # out of memory, a network or a compiler that raises what it likes
+        kind = "" if isinstance(error, UserError | RuntimeError) else f"{type(error).__name__}: "
+        return kind + " ".join(str(error).split())[:300]
     return None

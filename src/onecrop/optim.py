@@ -251,7 +251,20 @@ def cosine(step: int, total: int, warmup: int = 0) -> float:
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
-        group["lr"].fill_(lr)
+        if not group.get("held"):
+            group["lr"].fill_(lr)
+
+
+def hold_learning_rate(optimizer: torch.optim.Optimizer, held: Iterable[nn.Parameter]) -> None:
+    """Let these parameters keep the learning rate that they have now, whatever is set for the others."""
+    kept = {id(p) for p in held}
+    groups = [
+        {**group, "params": params, "held": hold, "lr": group["lr"].clone() if hold else group["lr"]}
+        for group in optimizer.param_groups
+        for hold in (False, True)
+        if (params := [p for p in group["params"] if (id(p) in kept) == hold])
+    ]
+    optimizer.param_groups[:] = groups
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer, module: nn.Module) -> dict[str, Tensor]:

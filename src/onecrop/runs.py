@@ -28,10 +28,13 @@ from onecrop.nets import save_backbone
 from onecrop.progress import readable
 from onecrop.recipe import Recipe, flag
 from onecrop.report.card import write_card
+from onecrop.report.comparison import FAILURE
 from onecrop.tensors import load_tensors, save_tensors
 
 AnyRecipe = TypeVar("AnyRecipe")
 LOCK = ".lock"  # in a run folder: held by the process that writes it
+# What a kill in `begin`, or a member of a comparison that could not begin, leaves: nothing to lose.
+NOT_BEGUN = (LOCK, "provenance.json", FAILURE)
 
 
 class Run:
@@ -63,10 +66,9 @@ class Run:
         if self.recipe_file.exists() and resume:
             self.refuse_changes(recipe, but={"data"})  # it may lie elsewhere now: `begin` compares the images
             return
-        # provenance.json alone is what a kill in `begin` leaves: nothing to lose
         if self.folder.exists() and (
             not self.folder.is_dir()
-            or any(f.name not in (LOCK, "provenance.json") and f.suffix != ".part" for f in self.folder.iterdir())
+            or any(f.name not in NOT_BEGUN and f.suffix != ".part" for f in self.folder.iterdir())
         ):
             remedy = "choose another --out" + ", or pass --resume" * self.recipe_file.exists()
             raise UserError(f"{self.folder} exists and is not overwritten: {remedy}")

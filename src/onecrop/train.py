@@ -24,7 +24,7 @@ from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Backbone, module_name
 from onecrop.nets.norms import share_norms
 from onecrop.nets.weights import hash_weights, start_from
-from onecrop.optim import OPTIMIZERS, cosine
+from onecrop.optim import OPTIMIZERS, cosine, hold_learning_rate
 from onecrop.progress import EpochClock, Progress, duration, interruptible
 from onecrop.recipe import Recipe
 from onecrop.runs import Onlooker, Run, provenance
@@ -131,6 +131,8 @@ class Training:
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
             self.method.parameters(), lr, recipe.momentum, recipe.weight_decay
         )
+        held = (p for name in method.undecayed for p in method.get_submodule(name).parameters())
+        hold_learning_rate(self.optimizer, held)
         self.steps_per_epoch = loader.batches_per_epoch
         self.total_steps = self.epochs * self.steps_per_epoch
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
@@ -142,7 +144,8 @@ class Training:
         started = last_saved = time.monotonic()
         if self.step == 0:
             self.method.prepare(self.loader)
-            self.run.say(f"bank calibrated, data loaded in {self._since(started):.1f} s")
+            calibrated = "bank calibrated, " * bool(getattr(self.recipe.settings, "calibrate", False))
+            self.run.say(f"{calibrated}data loaded in {self._since(started):.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
         self.run.say(describe_memory(forecast_memory(self.method, self.loader, self.image_size, self.dtype)))

@@ -1,6 +1,7 @@
 """Every method with one small backbone, every backbone with one method: what any of them must do."""
 
 import copy
+import math
 
 import numpy as np
 import pytest
@@ -38,12 +39,14 @@ def objective(method, batch):
     return torch.stack(list(method(batch).values())).sum()
 
 
-CASES = [(m, "tiny") for m in METHODS] + [("sid", b) for b in BACKBONES]
+CASES = [(method, backbone, "small") for method in METHODS for backbone in ("tiny", "mobilenet_v3_small")]
+CASES += [("sid", backbone, stem) for backbone in BACKBONES for stem in ("small", "standard")]
+CASES = list(dict.fromkeys(CASES))
 
 
-@pytest.mark.parametrize(("method", "backbone"), CASES)
-def test_terms_are_finite_and_every_parameter_learns(method, backbone):
-    made, loader = build(method, backbone)
+@pytest.mark.parametrize(("method", "backbone", "stem"), CASES)
+def test_terms_are_finite_and_every_parameter_learns(method, backbone, stem):
+    made, loader = build(method, backbone, stem=stem, image_size=16 if stem == "small" else 64)
     terms = made(loader.batch(0))
     assert terms
     assert all(term.ndim == 0 and torch.isfinite(term) for term in terms.values())
@@ -112,6 +115,31 @@ def test_the_backbone_runs_as_often_as_the_method_says(method):
     assert sum(seen) == images
 
 
+def test_the_first_lines_say_what_the_run_has(small_recipe, tmp_path, capsys):
+    """A bank that is calibrated, where there is one, and strides that are not the network's usual ones."""
+    for method, calibrate in (("sid", True), ("sid", False), ("pid", None)):
+        settings = {} if calibrate is None else {"calibrate": calibrate}
+        short = {"epochs": 1, "subset": 64, "batch_size": 32, "out": str(tmp_path / f"{method}-{calibrate}")}
+        pretrain(small_recipe.override({"method": method, **settings, **short}))
+        said = capsys.readouterr().out
+        assert ("bank calibrated, data loaded in" in said) == bool(calibrate)
+        assert "data loaded in" in said
+        assert "--stem small: the first strides are 1" in said
+
+
+def test_only_simsiams_predictor_keeps_its_learning_rate(small_recipe, monkeypatch):
+    """With a schedule that is 0 from the start nothing else of any method moves."""
+    monkeypatch.setattr("onecrop.train.cosine", lambda step, total, warmup: 0.0)
+    for method in ("simsiam", "byol"):
+        settings = {"dim": 16, "hidden": 32} | ({"bottleneck": 8} if method == "simsiam" else {})
+        recipe = small_recipe.override({"method": method, "epochs": 1, "subset": 64, "batch_size": 32, **settings})
+        recipe = recipe.override({"out": f"{recipe.out}-{method}", "stem": "small", "precision": "float32"})
+        begun = dict(build_method(recipe, 64).named_parameters())
+        saved = load_file(pretrain(recipe) / "checkpoint/state.safetensors")
+        moved = {key for key, value in begun.items() if not torch.equal(saved[f"method.{key}"], value)}
+        assert moved == {key for key in begun if key.startswith("predictor.") and method == "simsiam"}
+
+
 def test_moving_averages_follow_and_get_no_gradient():
     for method, name in (("byol", "target_backbone"), ("moco", "key_backbone")):
         made, loader = build(method)
@@ -126,6 +154,11 @@ def test_moving_averages_follow_and_get_no_gradient():
         base = {"byol": 0.996, "moco": 0.999}[method]
         for old, new, target in zip(before, average.parameters(), online.parameters(), strict=True):
             torch.testing.assert_close(new, base * old + (1 - base) * target)
+        before = [p.clone() for p in average.parameters()]
+        made.after_step(torch.tensor(0.25))
+        at_a_quarter = {"byol": 1 - 0.004 * (math.cos(math.pi / 4) + 1) / 2, "moco": 0.999}[method]
+        for old, new, target in zip(before, average.parameters(), online.parameters(), strict=True):
+            torch.testing.assert_close(new - old, (1 - at_a_quarter) * (target - old), rtol=1e-3, atol=1e-7)
         frozen = [p.clone() for p in average.parameters()]
         made.after_step(torch.tensor(1.0))
         moved = any(not torch.equal(a, b) for a, b in zip(frozen, average.parameters(), strict=True))

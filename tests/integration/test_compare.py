@@ -6,13 +6,14 @@ from importlib.util import find_spec
 
 import pytest
 
-from onecrop import Recipe
+from onecrop import Recipe, pretrain
 from onecrop.cli import main
 from onecrop.compare import member
 from onecrop.errors import StoppedError
 from onecrop.files import read_json_lines
 from onecrop.methods import METHODS
 from onecrop.report.comparison import add_to_plan, as_csv, cell, collect, latex, markdown
+from tests.pictures import write_pictures
 
 SMALL = "--backbones tiny --subset 128 --image-size 16 --batch-size 64 --epochs 1 --optimizer adamw --lr 0.001".split()
 
@@ -141,6 +142,75 @@ def test_a_failed_member_says_why_and_the_others_go_on(tmp_path):
     assert "must be even" in (out / "comparison.md").read_text()
 
 
+def test_a_member_that_could_not_begin_is_tried_again(tmp_path, monkeypatch):
+    """Its folder holds nothing but why it failed: no reason to refuse it."""
+    out = tmp_path / "c"
+    arguments = ["compare", "shapes", "--methods", "pid,jigclu", "--with", "knn", "--out", str(out), *SMALL]
+    with monkeypatch.context() as patched:
+        patched.setattr("onecrop.forecast.free_memory", lambda device: 1000)  # pid needs a classifier
+        assert main(arguments) == 0
+        for _ in range(2):  # the second time for the same reason, not because of what the first one left
+            failed = {row["method"]: row["failure"] for row in table(out)}
+            assert "are free on cpu" in failed["pid"]
+            assert not failed["jigclu"]
+            assert main(arguments) == 0
+    assert main(arguments) == 0
+    assert all(float(row["knn"]) > 0 and not row.get("failure") for row in table(out))
+
+
+@pytest.mark.parametrize("error", [TypeError("got an\n unexpected thing"), RuntimeError("out of memory")])
+def test_whatever_a_member_raises_the_others_go_on(tmp_path, monkeypatch, error):
+    def failing(recipe, resume):
+        if recipe.method == "pid":
+            raise error
+        return pretrain(recipe, resume=resume)
+
+    monkeypatch.setattr("onecrop.compare.pretrain", failing)
+    out = tmp_path / "c"
+    assert main(["compare", "shapes", "--methods", "pid,jigclu", "--with", "knn", "--out", str(out), *SMALL]) == 0
+    rows = {row["method"]: row for row in table(out)}
+    kind = "TypeError: " * isinstance(error, TypeError)
+    assert rows["pid"]["failure"] == kind + " ".join(str(error).split())
+    assert float(rows["jigclu"]["knn"]) > 0
+
+
+def test_a_comparison_without_any_result_ends_as_an_error(tmp_path, capsys):
+    arguments = ["compare", "shapes", "--methods", "pid,simclr", "--out", str(tmp_path / "c"), *SMALL]
+    assert main([*arguments, "--weights", "nowhere.pth"]) == 1
+    assert "no run of this comparison came to its end: --weights nowhere.pth" in capsys.readouterr().err
+    assert [row["seeds"] for row in table(tmp_path / "c")] == ["0", "0"]
+
+
+def test_data_that_cannot_be_scored_on_is_refused_before_anything_is_trained(tmp_path, capsys):
+    write_pictures(tmp_path / "photos", 6)
+    for verb in ("compare", "sweep"):
+        for data, words in (("shape", "did you mean 'shapes'"), (str(tmp_path / "photos"), "no labels")):
+            out = tmp_path / "c"
+            assert main([verb, data, "--out", str(out)]) == 1
+            assert words in capsys.readouterr().err
+            assert not out.exists()
+
+
+def test_other_settings_than_a_member_was_begun_with_are_refused_before_anything_is_trained(tmp_path, capsys):
+    out = tmp_path / "c"
+    arguments = ["compare", "shapes", "--with", "knn", "--out", str(out), *SMALL]
+    assert main([*arguments, "--methods", "pid"]) == 0
+    plan, rows = (out / "plan.json").read_text(), table(out)
+    assert main([*arguments, "--methods", "jigclu,pid", "--lr", "0.002"]) == 1
+    assert "--lr 0.001, not 0.002" in capsys.readouterr().err
+    assert not (out / "jigclu-tiny-0").exists()
+    assert ((out / "plan.json").read_text(), table(out)) == (plan, rows)
+
+
+def test_members_are_scored_where_the_call_says_the_data_lies(tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr("onecrop.compare.evaluate", lambda run, **how: seen.append(how))
+    for place in ("here", "there"):
+        more = ["--data-dir", place, "--device", "cpu", "--with", "knn"]
+        assert main(["compare", "shapes", "--methods", "pid", "--out", str(tmp_path / "c"), *SMALL, *more]) == 0
+    assert seen == [{"evaluations": ("knn",), "data_dir": place, "device": "cpu"} for place in ("here", "there")]
+
+
 def test_wrong_names_are_refused_before_anything_is_trained(tmp_path, capsys):
     for arguments, words in (
         (["--methods", "sid,simclear"], "did you mean 'simclr'"),
@@ -165,6 +235,11 @@ def test_cells_and_tables():
     assert r"a\_b" in latex(rows)
     assert r"50.0 $\pm$ 1.2" in latex(rows)
     assert r"50 \%" in latex(rows)
+    for text, wanted in (
+        (r"C:\x {a} $5 ~b ^2", r"C:\textbackslash{}x \{a\} \$5 \textasciitilde{}b \textasciicircum{}2"),
+        ("2×2 of 3 PM, −1 & #4", r"2$\times$2 of 3 PM, $-$1 \& \#4"),
+    ):
+        assert f"& {wanted} \\\\" in latex([{"method": "c", "backbone": "x", "failure": text}])
     parsed = list(csv.DictReader(as_csv(rows).splitlines()))
     assert parsed[0]["knn std"] == "1.25"
     assert json.loads(parsed[0]["minutes"]) == 1234.5

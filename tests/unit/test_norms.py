@@ -25,6 +25,25 @@ def test_each_group_is_normalised_by_itself(size, groups, parts):
     torch.testing.assert_close(grouped(x), expected, rtol=1e-5, atol=1e-5)  # statistics are worked out in float32
 
 
+class WithActivation(nn.BatchNorm2d):
+    """As timm's: a batch norm that is more than one."""
+
+    def forward(self, x):
+        return super().forward(x).relu()
+
+
+def test_norms_of_other_makes_see_groups_too():
+    torch.manual_seed(0)
+    net, x = nn.Sequential(nn.Conv2d(3, 4, 3), WithActivation(4)).double(), torch.randn(12, 3, 6, 6).double()
+    parameters = list(net.parameters())
+    expected = torch.cat([net(part) for part in x.chunk(4)])
+    assert not torch.allclose(net(x), expected)
+    grouped = norm_in_groups(net, 4)
+    torch.testing.assert_close(grouped(x), expected, rtol=0, atol=0)
+    assert all(a is b for a, b in zip(grouped.parameters(), parameters, strict=True))  # in order: averages follow them
+    torch.testing.assert_close(grouped.eval()(x), torch.cat([grouped(part) for part in x.chunk(4)]))
+
+
 def test_keys_and_evaluation_stay_those_of_batch_norm():
     plain, grouped = net(), norm_in_groups(net(), 2).double()
     assert plain.state_dict().keys() == grouped.state_dict().keys()

@@ -1,3 +1,4 @@
+import copy
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from onecrop.optim import (
     Lars,
     Muon,
     cosine,
+    hold_learning_rate,
     optimizer_tensors,
     orthogonalise,
     restore_optimizer,
@@ -152,6 +154,27 @@ def test_state_of_other_parameters_is_refused():
         restore_optimizer(optimizer, net, {"0.weight/momentum_buffer": torch.zeros(2, 2)})
     with pytest.raises(KeyError, match=r"has shape \(3, 2\)"):
         restore_optimizer(optimizer, net, {"weight/momentum_buffer": torch.zeros(3, 2)})
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_learning_rate_that_is_held(name):
+    """The held parameters go on as before, bit for bit; the others stand still where the rate is 0."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+    twin = copy.deepcopy(net)
+    first, second = (OPTIMIZERS[name].build(n.parameters(), torch.tensor(0.1), 0.9, 0.01) for n in (net, twin))
+    hold_learning_rate(first, net[2].parameters())
+    set_learning_rate(first, 0.0)
+    begun = {key: value.clone() for key, value in net.named_parameters()}
+    for n, optimizer in ((net, first), (twin, second)):
+        n(torch.arange(20.0).view(5, 4).sin()).square().mean().backward()
+        optimizer.step()
+    others = dict(twin.named_parameters())
+    for key, value in net.named_parameters():
+        assert torch.equal(value, others[key] if key.startswith("2.") else begun[key]), key
+        assert not torch.equal(others[key], begun[key]), key
+    first.zero_grad()
+    assert all(p.grad is None for p in net.parameters())
 
 
 def test_cosine_at_its_edges():

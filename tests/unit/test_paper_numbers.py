@@ -1,6 +1,8 @@
 """Our copy of the paper's numbers: against its source where that lies beside the checkout, and against itself."""
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 from PIL import Image
@@ -153,3 +155,14 @@ def test_scores_are_drawn_against_the_costs_that_are_known(tmp_path):
         with Image.open(path) as picture:
             sizes[name] = picture.size
     assert sizes["both"][0] > 1.8 * sizes["hours"][0]  # a panel a cost
+
+
+@pytest.mark.parametrize("name", ["cost", "cost-resnet18"])
+def test_costs_stand_beside_the_papers_ratio_for_the_same_backbone(name):
+    """sid's hours as a share of the other method's; of a backbone or method that the paper has not, nothing."""
+    rows = json.loads((Path(__file__).parents[2] / "docs" / "results" / f"{name}.json").read_text())["rows"]
+    for row in rows:
+        hours = {method: values[0] for method, values in numbers.CIFAR_RESULT[row["backbone"]].items()}
+        own = hours.get(row["method"]) if row["method"] != "sid" else None
+        expected = None if own is None else pytest.approx(hours["sid"] / own)
+        assert row["paper_time_share"] == expected, (row["method"], row["backbone"])

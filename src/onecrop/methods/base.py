@@ -31,6 +31,7 @@ class Method(nn.Module, ABC):
     crops: ClassVar[int] = 1  # views of an image in a step
     networks: ClassVar[int] = 1  # backbones in memory
     shards: ClassVar[tuple[str, ...]] = ()  # tensors of one row an image, of which each process holds a part
+    undecayed: ClassVar[tuple[str, ...]] = ()  # parts whose learning rate stays at its peak
     backbone: Backbone
     watch: dict[str, Tensor]  # what progress shows beside the terms; set by `forward`, without gradient
 

@@ -1,7 +1,8 @@
 """byol: the network predicts a slowly moving average of itself on another view.
 
-Grill et al., "Bootstrap Your Own Latent" (2020). Defaults are the published ones (without solarisation); the recipe
-`byol-small` has those for small images.
+Grill et al., "Bootstrap Your Own Latent" (2020). Defaults are the published ones, but both views have one augmentation:
+no solarisation (.2 of the second view there), blur for half of the images (all of the first view, .1 of the second),
+saturation jittered like brightness (half as much). The recipe `byol-small` has those for small images.
 """
 
 import copy

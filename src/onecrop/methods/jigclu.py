@@ -2,7 +2,9 @@
 
 Chen, Liu and Jia, "Jigsaw Clustering for Unsupervised Visual Representation Learning" (2021). One forward pass of the
 stitched pictures; its feature map is cut again, and each quarter says whose patch it was (clustering) and from which
-corner (location). Settings are the paper's: T .3, patches from corners that overlap by .3, equal weights.
+corner (location). Settings are the paper's: T .3, patches from corners that overlap by .3, equal weights, a head as
+wide as ResNet-50's features. The released code multiplies the clustering term by T/.07, and enlarges a map of 7×7 to
+8×8 before it is cut; here its quarters share the middle row and column.
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,9 @@
 """moco: each query finds its key, made by a slowly moving network, among a queue of earlier keys.
 
 He et al., "Momentum Contrast" (2020), with the head and augmentation of Chen et al., "Improved Baselines with Momentum
-Contrastive Learning" (v2, 2020), not symmetric. Keys go through batch norm in shuffled groups, as on several devices:
-a key's group must not tell which query it belongs to.
+Contrastive Learning" (v2, 2020), not symmetric; defaults are the published ones. Keys go through batch norm in shuffled
+groups, as on several devices: a key's group must not tell which query it belongs to. Queries, which are evaluated, go
+through it all together.
 """
 
 import copy

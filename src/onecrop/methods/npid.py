@@ -2,7 +2,8 @@
 
 Wu et al., "Unsupervised Feature Learning via Non-Parametric Instance Discrimination" (2018). A random bank, the plain
 update, noise-contrastive estimation (or the full softmax) and the proximal term ‖z − w‖². Settings are the paper's:
-T .07, 4,096 noise samples, m .5, λ 30, 128 dimensions, a linear head.
+T .07, 4,096 noise samples, m .5, λ 30, 128 dimensions, a linear head. The augmentation is sid's; the released code
+jitters every image, the hue by .4, and blurs none.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """simsiam: each view predicts the other's feature; the predicted side gets no gradient.
 
-Chen and He, "Exploring Simple Siamese Representation Learning" (2021). Defaults are the published ones; the recipe
-`simsiam-small` has those for small images.
+Chen and He, "Exploring Simple Siamese Representation Learning" (2021). Defaults are the published ones, with a
+predictor whose learning rate does not decay; the recipe `simsiam-small` has those for small images.
 """
 
 from dataclasses import dataclass
@@ -30,6 +30,7 @@ class Simsiam(Method):
 
     Settings = SimsiamSettings
     crops = 2
+    undecayed = ("predictor",)  # it has to follow the latest features, and need not converge
 
     def __init__(
         self, settings: SimsiamSettings, backbone: Backbone, num_images: int, image_size: int, dtype: torch.dtype

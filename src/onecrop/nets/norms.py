@@ -25,7 +25,7 @@ class GroupedNorm(nn.BatchNorm2d):
         if not self.training:
             return super().forward(x)
         total = self.batch_size or len(x)
-        count = next(g for g in range(max(1, min(self.groups, total // 2)), 0, -1) if total % g == 0)  # equal parts
+        count = _parts(total, self.groups)
         size = total // count
         if any(self.processes.part(total, rank).start % size for rank in range(self.processes.size)):
             return self._across(x, count, size)
@@ -49,6 +49,24 @@ class GroupedNorm(nn.BatchNorm2d):
         below = wide - means(wide)
         scale = self.weight[:, None, None] * (means(below.square()) + self.eps).rsqrt()
         return (below * scale + self.bias[:, None, None]).to(x.dtype)
+
+
+class NormByParts(nn.Module):
+    """The same for a batch norm that does more, such as timm's with its activation: one part after another."""
+
+    def __init__(self, norm: _BatchNorm, groups: int) -> None:
+        super().__init__()
+        self.norm, self.groups = norm, groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.norm(x)  # type: ignore[no-any-return]
+        return torch.cat([self.norm(part) for part in x.chunk(_parts(len(x), self.groups))])
+
+
+def _parts(total: int, groups: int) -> int:
+    """Into how many equal parts of two images or more a batch falls: as many as wanted, or the most below that."""
+    return next(count for count in range(max(1, min(groups, total // 2)), 0, -1) if total % count == 0)
 
 
 class SharedNorm(_BatchNorm):
@@ -109,13 +127,15 @@ class _Standardise(torch.autograd.Function):
 
 
 def norm_in_groups(net: nn.Module, groups: int) -> nn.Module:
-    """Turn every BatchNorm2d of `net` into a GroupedNorm, its weights and keys kept."""
+    """Let every batch norm of `net` see the batch in groups, its weights kept."""
     for name, child in net.named_children():
         if type(child) is nn.BatchNorm2d:
             grouped = GroupedNorm(child.num_features, child.eps)
             grouped.load_state_dict(child.state_dict())
             grouped.groups = groups
             setattr(net, name, grouped)
+        elif isinstance(child, _BatchNorm):
+            setattr(net, name, NormByParts(child, groups))
         else:
             norm_in_groups(child, groups)
     return net

@@ -150,12 +150,12 @@ def columns(rows: list[Row]) -> list[str]:
     return [*first, *varied, *scores, *last]
 
 
-def cell(value: Any, plus_minus: str = "±") -> str:
+def cell(value: Any) -> str:
     if value is None:
         return "–"
     if isinstance(value, tuple | list):
         mean, spread = value
-        return f"{mean:.1f}" if spread is None else f"{mean:.1f} {plus_minus} {spread:.1f}"
+        return f"{mean:.1f}" if spread is None else f"{mean:.1f} ± {spread:.1f}"
     if isinstance(value, float):
         return f"{value:,.0f}" if value >= 100 else f"{value:.2f}"
     return str(value)
@@ -184,10 +184,16 @@ def as_csv(rows: list[Row]) -> str:
     return csv_text(flat)
 
 
+IN_LATEX = str.maketrans(
+    {char: f"\\{char}" for char in "_%&#${}"}
+    | {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"$<$", ">": r"$>$"}
+    | {"–": "--", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "≥": r"$\ge$", "≤": r"$\le$"}
+)
+
+
 def latex(rows: list[Row]) -> str:
     names = _used(rows)
-    clean = str.maketrans({"_": r"\_", "%": r"\%", "&": r"\&", "#": r"\#", "–": "--"})
     lines = [r"\begin{tabular}{" + "l" * len(names) + "}", r"\hline"]
     lines.append(" & ".join(name.replace("_", " ") for name in names) + r" \\ \hline")
-    lines += [" & ".join(cell(row.get(name), r"PM").translate(clean) for name in names) + r" \\" for row in rows]
-    return "\n".join([*lines, r"\hline", r"\end{tabular}"]).replace("PM", r"$\pm$") + "\n"
+    lines += [" & ".join(cell(row.get(name)).translate(IN_LATEX) for name in names) + r" \\" for row in rows]
+    return "\n".join([*lines, r"\hline", r"\end{tabular}"]) + "\n"
