@@ -16,6 +16,7 @@ from onecrop.progress import readable
 from onecrop.recipe import Recipe
 
 MOMENTS = {"adamw": 2}  # tensors that an optimiser keeps beside each weight, where it is not one
+MARGIN = 1.25  # by which a forecast may be off
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 
 
@@ -43,6 +44,19 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
         f"{recipe.method} over {num_images:,} images needs at least {readable(needed)} ({kinds}), "
         f"and {readable(free)} are free on {device}: {remedy}"
     )
+
+
+def need_step(parts: dict[str, int], batch_size: int, device: torch.device) -> None:
+    """Refuse, before the first step, one that takes more than is free: a system short of memory kills without a word.
+
+    parts: of `forecast_memory`, of which data, bank and network are there already.
+    """
+    coming, free = parts["activations"] + parts["loss"], free_memory(device)
+    if free is not None and coming > MARGIN * free:
+        raise UserError(
+            f"a batch of {batch_size:,} needs about {readable(coming)} beside data, bank and network, "
+            f"and {readable(free)} are free on {device}: lower --batch-size or --image-size"
+        )
 
 
 def checkpoint_bytes(recipe: Recipe, method: Method) -> int:
@@ -92,6 +106,7 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
     x = central_crop(images, torch.ones(len(images), device=loader.device), image_size)
     x = x.contiguous(memory_format=torch.channels_last)
     with (
+        torch.random.fork_rng([x.device] if x.is_cuda else []),  # layers that draw
         torch.autocast(x.device.type, dtype=dtype, enabled=dtype != torch.float32),
         torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
     ):

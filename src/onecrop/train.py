@@ -18,7 +18,7 @@ from onecrop.device import choose_device, describe, peak_memory, reset_peak_memo
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
 from onecrop.errors import StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
-from onecrop.forecast import checkpoint_bytes, describe_memory, forecast_memory, need_memory
+from onecrop.forecast import checkpoint_bytes, describe_memory, forecast_memory, need_memory, need_step
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Backbone, module_name
@@ -74,6 +74,7 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     elif group.size > 1 and recipe.batch_size < 2 * group.size:
         raise UserError(f"--sync-batch-norm false: a batch of {recipe.batch_size} leaves a process one image; raise it")
     training = Training(recipe, run, loader, method, sets)
+    need_step(training.forecast, recipe.batch_size, device)
     run.need_room(checkpoint_bytes(recipe, method))
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
     with run.exclusively():
@@ -138,6 +139,7 @@ class Training:
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
         fast = self.device.type == "cuda"
         self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast, bool(recipe.compile))
+        self.forecast = forecast_memory(self.method, loader, self.image_size, self.dtype)
         self.step = 0
 
     def run_to_end(self) -> None:
@@ -148,7 +150,7 @@ class Training:
             self.run.say(f"{calibrated}data loaded in {self._since(started):.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
-        self.run.say(describe_memory(forecast_memory(self.method, self.loader, self.image_size, self.dtype)))
+        self.run.say(describe_memory(self.forecast))
         self.progress = Progress(None if self.group.first else sys.stdout)
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()

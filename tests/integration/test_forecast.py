@@ -11,7 +11,7 @@ from onecrop import UserError, pretrain
 from onecrop.data import Loader, load
 from onecrop.data.sources import Request
 from onecrop.device import free_memory
-from onecrop.forecast import describe_memory, forecast_memory, need_memory
+from onecrop.forecast import MARGIN, describe_memory, forecast_memory, need_memory, need_step
 from onecrop.methods import METHODS
 from onecrop.step import TrainStep
 from tests.contract.test_methods import build
@@ -88,6 +88,23 @@ def test_methods_without_a_table_are_never_refused(small_recipe, monkeypatch):
         need_memory(small_recipe.override({"method": method, "precision": "float32"}), 256, 10**9, CPU)
     with pytest.raises(UserError, match="0 B are free"):  # one with a table is, under the same conditions
         need_memory(small_recipe.override({"method": "sid", "precision": "float32"}), 256, 10**9, CPU)
+
+
+def test_a_batch_that_does_not_fit_is_refused_before_the_first_step(small_recipe, tmp_path, monkeypatch):
+    made, loader = build("sid", "tiny")
+    parts = forecast_memory(made, loader, 16, torch.float32)
+    coming = parts["activations"] + parts["loss"]
+    for free in (None, coming / MARGIN):
+        monkeypatch.setattr("onecrop.forecast.free_memory", lambda device, free=free: free)
+        need_step(parts, 8, CPU)
+    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: coming / MARGIN - 1)
+    with pytest.raises(UserError, match="lower --batch-size"):
+        need_step(parts, 8, CPU)
+    bank = 256 * 2048 * 4  # fits, and nothing beside it
+    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: bank)
+    with pytest.raises(UserError, match=r"a batch of 64 needs about .* free on cpu: lower --batch-size"):
+        pretrain(small_recipe.override({"dim": 2048, "precision": "float32"}))
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/meminfo")
