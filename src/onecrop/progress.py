@@ -8,9 +8,12 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TextIO
+from typing import Protocol, TextIO, TypeVar
+
+ERASE = "\r\x1b[K"  # back to the beginning of the line, and all of it gone
+Item = TypeVar("Item")
 
 
 def duration(seconds: float) -> str:
@@ -47,17 +50,35 @@ class Progress:
         self.last = time.monotonic()
         if self.live:
             width = shutil.get_terminal_size().columns - 1  # a line that wraps could not be rewritten in place
-            line = f"\r\x1b[K{line if final else line[:width]}" + ("\n" if final else "")
+            line = f"{ERASE}{line if final else line[:width]}" + ("\n" if final else "")
         else:
             line += "\n"
+        self._write(line)
+
+    def clear(self) -> None:
+        """Leave nothing of it on a terminal: whatever is said next begins a line."""
+        if self.live:
+            self._write(ERASE)
+
+    def _write(self, text: str) -> None:
         try:
-            self.stream.write(line)
+            self.stream.write(text)
             self.stream.flush()
         except OSError:  # its reader went away, or its disk is full: the work goes on unseen
             self.stream = sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
     def remaining(self, done: int, total: int) -> float:
         return (time.monotonic() - self.started) * (total - done) / max(done, 1)
+
+
+def watched(items: Iterable[Item], total: int, what: str) -> Iterator[Item]:
+    """The same items, with a line that says how many of them are done."""
+    progress = Progress()
+    for done, item in enumerate(items):
+        if done:
+            progress.update(f"{what}: {done / total:.0%}, {duration(progress.remaining(done, total))} left")
+        yield item
+    progress.clear()
 
 
 class Waits(Protocol):

@@ -64,8 +64,8 @@ def test_the_linear_probe_is_the_authors_protocol(monkeypatch):
     views, rates = [], []
 
     class Noted(probes.RandomViews):
-        def __init__(self, backbone, images, probe, crop_scale):
-            super().__init__(backbone, images, probe, crop_scale)
+        def __init__(self, backbone, images, probe, crop_scale, shown=True):
+            super().__init__(backbone, images, probe, crop_scale, shown)
             self.crop_scale = crop_scale
 
         def __call__(self, view):

@@ -1,7 +1,7 @@
 import io
 import os
 
-from onecrop.progress import EpochClock, Progress, duration
+from onecrop.progress import EpochClock, Progress, duration, watched
 
 
 class Terminal(io.StringIO):
@@ -28,6 +28,19 @@ def test_a_file_gets_plain_lines_now_and_then():
         progress.update("working")
     progress.update("done", final=True)
     assert file.getvalue() == "done\n"
+
+
+def test_watched_items_are_the_same_and_leave_no_line_behind(monkeypatch):
+    screen, now = Terminal(), [0.0]
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    seen = []
+    for item in watched("abcd", 4, "letters"):
+        seen.append(item)
+        now[0] += 30
+    assert seen == list("abcd")
+    lines = screen.getvalue().split("\r\x1b[K")[1:]
+    assert lines == ["letters: 25%, 1:30 left", "letters: 50%, 1:00 left", "letters: 75%, 0:30 left", ""]
 
 
 def test_durations():

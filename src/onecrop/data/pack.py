@@ -227,6 +227,7 @@ class _Packing:
                 fresh, marked = _Done(fresh.next, fresh.digest), time.monotonic()
             left = duration(progress.remaining(fresh.next - first, total - first))
             progress.update(f"packing {fresh.next:,} of {total:,} images, {left} left")
+        progress.clear()
 
     def _mark(self, images: BinaryIO, fresh: _Done) -> None:
         """Rows first, then the line that vouches for them: in this order on the disk."""

@@ -130,6 +130,7 @@ def scan(root: Path) -> Scan:
         done += len(seen)
         left = duration(progress.remaining(done, len(entries)))
         progress.update(f"scanning {done:,} of {len(entries):,} images, {left} left")
+    progress.clear()
     found.groups = [group for group in groups if group.pairs]
     found.seconds = time.monotonic() - started
     return found

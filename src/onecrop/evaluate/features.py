@@ -1,8 +1,8 @@
 """Frozen features of a data set."""
 
 import math
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,8 +14,10 @@ from onecrop.device import Captured
 from onecrop.distributed import world
 from onecrop.draws import Draws, draws, fold
 from onecrop.errors import UserError
+from onecrop.progress import watched
 
 BATCH = 1024  # in eval mode no image sees another: the number changes the speed alone
+Item = TypeVar("Item")
 RESIDENT = 2**30  # bytes of images that stay on the device from view to view
 
 
@@ -38,11 +40,21 @@ def batches(images: ImageSet, device: torch.device) -> Iterator[tuple[int, Tenso
 
     Of several processes each gets its part of the batches: whole ones, so that the bits do not depend on their number.
     """
-    total = -(-len(images) // BATCH)
-    for number in range(total)[world().part(total)]:
+    for number in _numbers(images):
         part = slice(number * BATCH, (number + 1) * BATCH)
         pixels = torch.from_numpy(np.ascontiguousarray(images.images[part])).to(device)
         yield number, pixels, torch.from_numpy(images.true_aspect[part]).to(device)
+
+
+def _numbers(images: ImageSet) -> range:
+    """Of the batches that are this process' part."""
+    total = -(-len(images) // BATCH)
+    return range(total)[world().part(total)]
+
+
+def _shown(found: Iterable[Item], images: ImageSet) -> Iterable[Item]:
+    """With a progress line, by the process that speaks."""
+    return watched(found, len(_numbers(images)), f"features of {images.name}") if world().first else found
 
 
 def random_view(pixels: Tensor, aspect: Tensor, size: int, draw: Draws, crop_scale: float) -> Tensor:
@@ -56,22 +68,22 @@ def random_view(pixels: Tensor, aspect: Tensor, size: int, draw: Draws, crop_sca
 def extract(backbone: nn.Module, images: ImageSet, probe: Probe) -> Tensor:
     """[N, dim] float32 features of the central crops; on every process all."""
     assert_frozen(backbone)
-    return _of_all(
-        images,
-        [
-            embed(backbone, central_crop(pixels, aspect, probe.image_size))
-            for _, pixels, aspect in batches(images, probe.device)
-        ],
-        probe,
-    )
+    parts = [
+        embed(backbone, central_crop(pixels, aspect, probe.image_size))
+        for _, pixels, aspect in _shown(batches(images, probe.device), images)
+    ]
+    return _of_all(images, parts, probe)
 
 
 class RandomViews:
     """Features of random crops, of as many views as are asked for: [N, dim] float32, on every process all."""
 
-    def __init__(self, backbone: nn.Module, images: ImageSet, probe: Probe, crop_scale: float) -> None:
+    def __init__(
+        self, backbone: nn.Module, images: ImageSet, probe: Probe, crop_scale: float, shown: bool = True
+    ) -> None:
+        """shown: with a progress line of its own."""
         assert_frozen(backbone)
-        self.images, self.probe = images, probe
+        self.images, self.probe, self.shown = images, probe, shown
         size = math.prod(images.images.shape)
         self.kept = list(batches(images, probe.device)) if size <= RESIDENT else None
 
@@ -84,7 +96,8 @@ class RandomViews:
     @torch.no_grad()
     def __call__(self, view: int) -> Tensor:
         parts = []
-        for number, pixels, aspect in batches(self.images, self.probe.device) if self.kept is None else self.kept:
+        found = batches(self.images, self.probe.device) if self.kept is None else self.kept
+        for number, pixels, aspect in _shown(found, self.images) if self.shown else found:
             key = draws(fold(self.probe.seed, "view", view, number), len(pixels), pixels.device).key
             parts.append(self.look(pixels, aspect, key).clone())
         return _of_all(self.images, parts, self.probe)

@@ -170,5 +170,6 @@ def train_all(start: nn.Module, sets: Labelled, probe: Probe, budget: Budget) ->
         optimizer.step()
         left = duration(progress.remaining(step + 1, steps))
         progress.update(f"{count} labels: step {step + 1}/{steps}, {left} left")
+    progress.clear()
     features = extract(net.eval(), sets.test, probe)
     return {"accuracy": score(classifier, features, sets.test, probe), "protocol": budget.protocol(count)}

@@ -20,7 +20,7 @@ def linear(
     labels = labels_on(train, probe.device)
     batch_size = min(batch_size, len(train))
     milestones = [round(0.6 * epochs), round(0.8 * epochs)]
-    views, progress = RandomViews(backbone, train, probe, crop_scale=0.08), Progress()
+    views, progress = RandomViews(backbone, train, probe, crop_scale=0.08, shown=False), Progress()
     descent: Descent | None = None
     for epoch in range(epochs):
         # The backbone is frozen: the epoch's crops go through it in large batches, the classifier's steps come after.
@@ -33,6 +33,7 @@ def linear(
             descent(z[index], labels[index], lr)
         left = duration(progress.remaining(epoch + 1, epochs))
         progress.update(f"linear probe: epoch {epoch + 1}/{epochs}, {left} left")
+    progress.clear()
     assert descent is not None
     protocol = f"SGD lr 30, batch {batch_size}, {epochs} epochs, ×.1 at {milestones}, crops from .08 and flips"
     tested = extract(backbone, test, probe)

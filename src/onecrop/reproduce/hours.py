@@ -37,6 +37,8 @@ class Forecasts:
                 seconds = forecast(recipe.override({"image_size": size, "epochs": 1}), rows, LONGEST_STEP)["seconds"]
             except (UserError, RuntimeError):  # the run itself will say what is wrong
                 return None
+            finally:
+                self.progress.clear()
             if seconds is None:
                 return None
             self.known[kind] = seconds / rows
