@@ -32,6 +32,7 @@ class Object(NamedTuple):
     ignored: bool = False  # scoring counts it neither way: VOC's difficult objects, COCO's crowds
     trained_on: bool = True
     outline: Any = None  # polygons or run lengths as in COCO
+    area: float | None = None  # in pixels, where the file says it: of the outline; else that of the box
 
 
 @dataclass(frozen=True)
@@ -141,7 +142,7 @@ class Collector:
             "image_id": picture_id,
             "category_id": category_id,
             "bbox": [left, top, right - left, bottom - top],
-            "area": (right - left) * (bottom - top),
+            "area": (right - left) * (bottom - top) if item.area is None else item.area,
             "iscrowd": int(item.ignored),
         }
         return row | ({"segmentation": item.outline} if item.outline is not None else {})
