@@ -170,7 +170,7 @@ def break_box(root):
 def test_broken_sets_are_said_or_skipped_and_counted(tmp_path, breaking, words, left, note):
     root = write_voc(tmp_path)
     breaking(root)
-    with pytest.raises(UserError, match="--skip-broken") as caught:
+    with pytest.raises(UserError, match="--skip-broken true") as caught:
         load_voc(root, (2007,), "trainval")
     assert words in str(caught.value)
     found = load_voc(root, (2007,), "trainval", skip_broken=True)

@@ -97,7 +97,7 @@ class Collector:
     def refuse(self, sentence: str, what: str) -> None:
         """Stop with the sentence, or count the thing as skipped where the user said so."""
         if not self.skip_broken:
-            raise UserError(f"{sentence}; mend it, or pass --skip-broken to leave such {what} out")
+            raise UserError(f"{sentence}; mend it, or pass --skip-broken true to leave such {what} out")
         self.notes[f"{what} skipped as broken"] += 1
 
     def add(self, file: Path, picture_id: int, width: int, height: int, objects: Iterable[Object]) -> None:
