@@ -182,7 +182,7 @@ def reproduce_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--backbones", default="", help="rows to run [all]")
     parser.add_argument("--data-dir", default="data", help="where data sets lie [data]")
     parser.add_argument("--out", default="runs/reproduce", help="folder of runs and tables [runs/reproduce]")
-    parser.add_argument("--skip-missing", action="store_true", help="make the rows whose data is there")
+    parser.add_argument("--skip-missing", action="store_true", help="make the cells whose data is there")
     parser.add_argument("--recipe", default="paper", metavar="NAME", help="of the paper's method [paper]")
     parser.add_argument("--seed", type=int, default=0, help="of every run [0]")
     parser.add_argument("--seeds", type=count, default=1, help="runs of each row, with seeds from --seed on [1]")

@@ -9,6 +9,7 @@ from tests.integration.test_detect_real import learn_by_heart
 
 pytestmark = [
     pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),  # CUDA's libraries warn about what is not ours
     pytest.mark.skipif(not (DATA / "unpack.py").exists(), reason="no real data beside the checkout"),
     pytest.mark.skipif(find_spec("faster_coco_eval") is None, reason="scores need faster-coco-eval"),
 ]

@@ -152,15 +152,19 @@ def test_a_detection_run_has_a_page(runs, tmp_path):
     folder = tmp_path / "detected"
     folder.mkdir()
     (folder / "recipe.json").write_text(json.dumps({"weights": "scratch", "set": "voc07", "lr": 0.02}))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": s, "loss": 2 / s}) + "\n" for s in (20, 40)))
+    rows = [{"step": step, "lr": 0.02, "loss": 2 / step} for step in (20, 40)]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     row = {"evaluation": "detection boxes", "metric": "voc07", "AP": 33.81, "AP50": 60.24, "AP75": 33.1, "set": "voc07"}
-    row |= {"schedule": "24k", "scale": 0.01, "size_scale": 0.3, "step": 240}
-    (folder / "results.jsonl").write_text(json.dumps(row) + "\n")
+    row |= {"schedule": "24k", "scale": 0.01, "size_scale": 0.3, "step": 240, "of": "pretrained"}
+    (folder / "results.jsonl").write_text(f"{json.dumps(row | {'AP50': 11})}\n{json.dumps(row)}\n")  # scored again
     (folder / "detections.json").write_text("[]")
     text = report([folder, runs[0]], tmp_path / "r.html", points=0).read_text()
     assert "<h3>loss</h3>" in text
     assert '<td class="number">60.2</td>' in text
-    assert "schedule 24k × 0.01, size × 0.3" in text
+    assert text.count("voc07, voc07 AP; from pretrained weights; schedule 24k × 0.01, size × 0.3") == 1
+    rates = re.findall(r'<h3>learning rate</h3>.*?"title":{"text":"(\w+)"}', text)
+    assert rates == ["epoch", "step"]  # never two counts on one axis
+    assert re.findall(r'<h3>loss</h3>.*?"title":{"text":"(\w+)"}', text) == ["step"]
     assert "provenance.json is missing" in text
 
 

@@ -246,6 +246,38 @@ def test_coco_rows_quote_what_the_paper_quotes(tmp_path, monkeypatch):
     assert all(cell["ours"] for cell in ours)
 
 
+def test_cells_are_made_by_the_data_that_is_there(tmp_path, monkeypatch):
+    """Table 4 has one row that is run, on VOC and on COCO: whoever has COCO alone gets its columns."""
+    pytest.importorskip("faster_coco_eval")
+    monkeypatch.setattr(model_module, "KEPT", {"training": 50, "testing": 8})
+    table = TABLES["table4"]()  # by the smaller network
+    cells = (c._replace(training=c.training and c.training._replace(backbone="resnet18")) for c in table.cells)
+    table = table._replace(cells=tuple(cells))
+    monkeypatch.setitem(TABLES, "table4", lambda: table)
+    out, coco = tmp_path / "r", write_coco(tmp_path)
+    arguments = (
+        f"reproduce table4 --images 16 --scale 0.00001 --use imagenet=digits --data-dir {tmp_path / 'none'} "
+        "--change image_size=32 --change stem=standard --change dim=16 --change hidden=16 --detect size_scale=0.1 "
+        f"--detect batch_size=2 --detect crops=4 --detect norm_steps=1 --device cpu --out {out} --use coco={coco}"
+    ).split()
+    assert main(arguments) == 1
+    assert not (out / "runs").exists()
+    assert main([*arguments, "--skip-missing"]) == 0
+    ours = {cell["column"]: bool(cell["ours"]) for cell in cells_of(out, "table4") if cell["quoted"] == "False"}
+    assert len(ours) == 12
+    assert all(made == column.startswith("coco") for column, made in ours.items())
+
+
+def test_nothing_is_trained_for_its_hours_alone(tmp_path, capsys):
+    """Table 3 without CIFAR-100: its other column would be there, at the price of all its runs."""
+    arguments = (
+        f"reproduce table3 --use imagenet=digits --data-dir {tmp_path} --backbones resnet18 --out {tmp_path / 'r'}"
+    )
+    assert main([*arguments.split(), "--use", f"cifar100={tmp_path / 'none'}", "--skip-missing"]) == 0
+    assert "0 runs to do" in capsys.readouterr().out
+    assert not (tmp_path / "r" / "runs").exists()
+
+
 def test_figures_are_drawn(tmp_path):
     out = tmp_path / "r"
     assert main(["reproduce", "figure4", *SMALL, "--out", str(out)]) == 0

@@ -91,6 +91,38 @@ def test_objects_without_outline_are_skipped_only_where_outlines_are_needed(tmp_
     assert load_coco(root, "train2017", masks=False).notes == {}
 
 
+@pytest.mark.parametrize(
+    "outline",
+    [
+        [[1e12, 1, 2, 1e12, 3, 3]],  # drawn, it would take the machine's memory
+        [[float("nan")] * 6],
+        {"size": [10, 10], "counts": [50, 50]},  # of another picture
+        {"size": [80, 100], "counts": [50, 50]},  # too few pixels
+        {"size": [80, 100], "counts": "zzz"},
+        {"size": [80, 100], "counts": None},
+    ],
+)
+def test_outlines_that_cannot_be_drawn_are_said_or_skipped_and_counted(tmp_path, outline):
+    content = coco_content()
+    content["annotations"][0]["segmentation"] = outline
+    root = write_coco(tmp_path, content)
+    with pytest.raises(UserError, match=r"000001\.jpg in COCO train2017 has an object whose outline .* 100×80 pixels"):
+        load_coco(root, "train2017", masks=True)
+    found = load_coco(root, "train2017", masks=True, skip_broken=True)
+    assert found.notes == {"objects skipped as broken": 1}
+    assert found.pictures[0].labels.tolist() == [1]
+    assert load_coco(root, "train2017", masks=False).notes == {}
+
+
+def test_outlines_may_reach_over_the_edge_and_their_area_is_the_files(tmp_path):
+    content = coco_content()
+    content["annotations"][0] |= {"segmentation": [[-40, -9, 150, -9, 150, 95]], "area": 1234.5}
+    del content["annotations"][1]["area"]
+    found = load_coco(write_coco(tmp_path, content), "train2017", masks=True)
+    assert found.notes == {}
+    assert [row["area"] for row in found.truth["annotations"][:2]] == [1234.5, 30 * 50]
+
+
 def break_missing(root):
     (root / "VOC2007" / "JPEGImages" / "000002.jpg").unlink()
 
@@ -113,6 +145,11 @@ def break_xml(root):
     (root / "VOC2007" / "Annotations" / "000002.xml").write_text("<annotation><size>")
 
 
+def break_encoding(root):
+    file = root / "VOC2007" / "Annotations" / "000002.xml"
+    file.write_text('<?xml version="1.0" encoding="klingon"?>' + file.read_text())
+
+
 def break_box(root):
     file = root / "VOC2007" / "Annotations" / "000002.xml"
     file.write_text(file.read_text().replace("<xmin>21</xmin>", "<xmin>nan</xmin>"))
@@ -126,13 +163,14 @@ def break_box(root):
         (break_size, "has 80×100 pixels, and its annotation says 90×100", 3, {"pictures skipped as broken": 1}),
         (break_category, "unknown category 'unicorn'", 4, {"objects skipped as broken": 1}),
         (break_xml, "000002.xml is not a VOC annotation", 3, {"annotations skipped as broken": 1}),
+        (break_encoding, "000002.xml is not a VOC annotation", 3, {"annotations skipped as broken": 1}),
         (break_box, "000002.xml is not a VOC annotation", 3, {"annotations skipped as broken": 1}),
     ],
 )
 def test_broken_sets_are_said_or_skipped_and_counted(tmp_path, breaking, words, left, note):
     root = write_voc(tmp_path)
     breaking(root)
-    with pytest.raises(UserError, match="--skip-broken") as caught:
+    with pytest.raises(UserError, match="--skip-broken true") as caught:
         load_voc(root, (2007,), "trainval")
     assert words in str(caught.value)
     found = load_voc(root, (2007,), "trainval", skip_broken=True)
@@ -163,6 +201,12 @@ def test_coco_files_that_are_none(tmp_path):
         file.write_text(text)
         with pytest.raises(UserError, match=words):
             load_coco(root, "train2017", masks=False)
+    for change in ({"segmentation": [["a"] * 6]}, {"segmentation": [[[1, 2]] * 6]}, {"image_id": float("inf")}):
+        content = coco_content()
+        content["annotations"][0] |= change
+        file.write_text(json.dumps(content))
+        with pytest.raises(UserError, match="is not a COCO annotation file"):
+            load_coco(root, "train2017", masks=True)
     content = coco_content()
     content["annotations"][0]["category_id"] = 99
     file.write_text(json.dumps(content))

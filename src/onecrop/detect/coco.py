@@ -36,12 +36,9 @@ def load_coco(folder: Path, part: str, masks: bool, skip_broken: bool = False) -
         for row_id, width, height, name in images:
             objects = [_object(row) for row in of_image.pop(row_id, [])]
             if masks:
-                with_outline = [item for item in objects if item.outline is not None]
-                if len(with_outline) < len(objects):
-                    collector.notes["objects without an outline skipped"] += len(objects) - len(with_outline)
-                objects = with_outline
+                objects = [item for item in objects if _has_outline(item, name, width, height, collector)]
             collector.add(folder / part / name, row_id, width, height, objects)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{file} is not a COCO annotation file ({type(error).__name__}: {error})") from None
@@ -74,7 +71,8 @@ def _object(row: dict[str, Any]) -> Object:
     left, top, width, height = (float(value) for value in row["bbox"])
     crowd = bool(row.get("iscrowd", 0))
     box = (left, top, left + width, top + height)
-    return Object(int(row["category_id"]), box, crowd, not crowd, _outline(row.get("segmentation")))
+    area = None if row.get("area") is None else float(row["area"])
+    return Object(int(row["category_id"]), box, crowd, not crowd, _outline(row.get("segmentation")), area)
 
 
 def _outline(segmentation: Any) -> Any:
@@ -83,7 +81,32 @@ def _outline(segmentation: Any) -> Any:
         return segmentation if {"size", "counts"} <= segmentation.keys() else None
     if not isinstance(segmentation, list):
         return None
-    return [part for part in segmentation if isinstance(part, list) and len(part) >= 6 and len(part) % 2 == 0] or None
+    parts = [part for part in segmentation if isinstance(part, list) and len(part) >= 6 and len(part) % 2 == 0]
+    return [[float(value) for value in part] for part in parts] or None
+
+
+def _has_outline(item: Object, picture: str, width: int, height: int, collector: Collector) -> bool:
+    """Whether the object's mask can be drawn; where it cannot, that is counted or said."""
+    if item.outline is None:
+        collector.notes["objects without an outline skipped"] += 1
+        return False
+    if _fits(item.outline, width, height):
+        return True
+    fault = f"an object whose outline cannot be drawn in its {width}×{height} pixels"
+    collector.refuse(f"{picture} in {collector.name} has {fault}", "objects")
+    return False
+
+
+def _fits(outline: Any, width: int, height: int) -> bool:
+    if isinstance(outline, list):  # a corner far away takes the memory of all points on the way to it
+        far = np.array([width, height])
+        corners = np.concatenate(outline).reshape(-1, 2)
+        return bool(((-far <= corners) & (corners <= 2 * far)).all())
+    try:
+        draw_outlines((outline,), height, width)
+    except (TypeError, ValueError, RuntimeError, MemoryError):  # runs that are none, or of another picture
+        return False
+    return True
 
 
 def draw_outlines(outlines: tuple[Any, ...], height: int, width: int) -> NDArray[np.uint8]:

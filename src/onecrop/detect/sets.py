@@ -32,6 +32,7 @@ class Object(NamedTuple):
     ignored: bool = False  # scoring counts it neither way: VOC's difficult objects, COCO's crowds
     trained_on: bool = True
     outline: Any = None  # polygons or run lengths as in COCO
+    area: float | None = None  # in pixels, where the file says it: of the outline; else that of the box
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ class Collector:
     def refuse(self, sentence: str, what: str) -> None:
         """Stop with the sentence, or count the thing as skipped where the user said so."""
         if not self.skip_broken:
-            raise UserError(f"{sentence}; mend it, or pass --skip-broken to leave such {what} out")
+            raise UserError(f"{sentence}; mend it, or pass --skip-broken true to leave such {what} out")
         self.notes[f"{what} skipped as broken"] += 1
 
     def add(self, file: Path, picture_id: int, width: int, height: int, objects: Iterable[Object]) -> None:
@@ -141,7 +142,7 @@ class Collector:
             "image_id": picture_id,
             "category_id": category_id,
             "bbox": [left, top, right - left, bottom - top],
-            "area": (right - left) * (bottom - top),
+            "area": (right - left) * (bottom - top) if item.area is None else item.area,
             "iscrowd": int(item.ignored),
         }
         return row | ({"segmentation": item.outline} if item.outline is not None else {})

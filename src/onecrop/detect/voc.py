@@ -52,7 +52,7 @@ def _add(collector: Collector, base: Path, stem: str) -> None:
         objects = [_object(node) for node in root.findall("object")]
         if min(width, height) < 1:
             raise ValueError(f"a size of {width}×{height}")
-    except (OSError, ElementTree.ParseError, ValueError) as error:
+    except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
         reason = error.strerror if isinstance(error, OSError) else error
         collector.refuse(f"{file} is not a VOC annotation ({reason})", "annotations")
         return

@@ -41,26 +41,27 @@ def colour(number: int) -> str:
 
 def curves(runs: Sequence[RunFolder], names: Sequence[str]) -> list[Panel]:
     """A panel for every loss term and watched value, for every probe on the way, and for what steps cost."""
-    axis = _axis(runs)
-    panels = [_lines(_title(key), axis, list(_values(runs, key)), names) for key in _keys(runs, NOT_CURVES)]
+    panels = [panel for key in _keys(runs, NOT_CURVES) for panel in _by_axis(_title(key), runs, key, names)]
     for evaluation in dict.fromkeys(row["evaluation"] for run in runs for row in run.probes):
         panels.append(_lines(f"{evaluation}, %", "epoch", list(_scores(runs, evaluation, minutes=False)), names))
         by_time = list(_scores(runs, evaluation, minutes=True))
         if by_time:
             panels.append(_lines(f"{evaluation}, % over the cost", "minutes of training", by_time, names))
     for key, title in (("lr", "learning rate"), ("images_per_second", "images a second")):
-        lines = list(_values(runs, key))
-        if lines:
-            panels.append(_lines(title, axis, lines, names))
+        panels += _by_axis(title, runs, key, names)
     return panels
+
+
+def _by_axis(title: str, runs: Sequence[RunFolder], key: str, names: Sequence[str]) -> Iterator[Panel]:
+    """Pretraining counts epochs and detection steps: what both have is drawn twice, not on one axis."""
+    for axis in ("epoch", "step"):
+        lines = list(_values(runs, key, axis))
+        if lines:
+            yield _lines(title, axis, lines, names)
 
 
 def _title(key: str) -> str:
     return "instance accuracy" if key == "accuracy" else key.replace("_", " ")
-
-
-def _axis(runs: Sequence[RunFolder]) -> str:
-    return "epoch" if any("epoch" in row for run in runs for row in run.metrics) else "step"
 
 
 def _keys(runs: Sequence[RunFolder], but: set[str]) -> list[str]:
@@ -74,11 +75,12 @@ def _keys(runs: Sequence[RunFolder], but: set[str]) -> list[str]:
     return list(dict.fromkeys(numbers))
 
 
-def _values(runs: Sequence[RunFolder], key: str) -> Iterator[Line]:
+def _values(runs: Sequence[RunFolder], key: str, axis: str) -> Iterator[Line]:
     for number, run in enumerate(runs):
         rows = [row for row in run.metrics if isinstance(row.get(key), int | float)]
+        rows = [row for row in rows if axis == ("epoch" if "epoch" in row else "step")]
         if rows:
-            yield Line(number, [row["epoch" if "epoch" in row else "step"] for row in rows], [row[key] for row in rows])
+            yield Line(number, [row[axis] for row in rows], [row[key] for row in rows])
 
 
 def _scores(runs: Sequence[RunFolder], evaluation: str, minutes: bool) -> Iterator[Line]:

@@ -125,9 +125,11 @@ def _shares(runs: Sequence[RunFolder], names: Sequence[str]) -> str:
 def _detection(runs: Sequence[RunFolder], names: Sequence[str]) -> str:
     rows = []
     for number, (run, name) in enumerate(zip(runs, names, strict=True)):
-        for row in (row for row in run.results if "AP" in row):
+        last = {(row["evaluation"], row["metric"]): row for row in run.results if "AP" in row}  # scored again: once
+        for row in last.values():
             shrunk = f"schedule {row['schedule']} × {row['scale']:g}, size × {row['size_scale']:g}"
-            said = f"{row['set']}, {row['metric']} AP; {shrunk}"
+            start = row["of"] if row["of"] == "scratch" else f"{row['of']} weights"
+            said = f"{row['set']}, {row['metric']} AP; from {start}; {shrunk}"
             scores = [f"{row[key]:.1f}" for key in ("AP50", "AP", "AP75")]
             rows.append([run_name(number, name), escape(row["evaluation"]), *scores, escape(said)])
     kinds = ["run", "run", "number", "number", "number", "long"]

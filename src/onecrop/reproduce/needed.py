@@ -13,7 +13,9 @@ from onecrop.errors import UserError
 from onecrop.reproduce.measure import probe_of
 from onecrop.reproduce.options import Options
 from onecrop.reproduce.plan import DETECTION, Step, detection_folder
+from onecrop.reproduce.tables import Measure
 
+COST = ("hours", "memory")  # measured on every run, whatever else is
 OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}  # training images
 
 
@@ -38,15 +40,28 @@ def look_for_data(steps: Sequence[Step], options: Options) -> DataThere:
     return DataThere(counts, missing)
 
 
-def can_run(step: Step, there: DataThere) -> bool:
-    return not (data_of(step) & there.missing.keys())
+def possible(step: Step, there: DataThere) -> Step:
+    """The step with what can be measured by the data that is there: nothing, where the run itself has none."""
+    left = [what for what in step.measures if not _data_for(what, step) & there.missing.keys()]
+    only_cost = len(left) < len(step.measures) and all(what.kind in COST for what in left)
+    if only_cost or _own_data(step) & there.missing.keys():  # nobody trains to know the hours alone
+        left = []
+    return step._replace(measures=tuple(left))
 
 
 def data_of(step: Step) -> set[str]:
     """Data sets that a step still needs: none where there is nothing left to measure."""
-    own = {step.recipe.data} if step.recipe is not None and step.measures and not step.is_finished else set()
-    probed = {step.options.stand_in(m.what) for m in step.measures if probe_of(m, step.options)}
-    return own | probed | {m.kind for m in step.measures if m.kind in DETECTION}
+    return _own_data(step).union(*(_data_for(what, step) for what in step.measures))
+
+
+def _own_data(step: Step) -> set[str]:
+    return {step.recipe.data} if step.recipe is not None and step.measures and not step.is_finished else set()
+
+
+def _data_for(what: Measure, step: Step) -> set[str]:
+    if what.kind in DETECTION:
+        return {what.kind}
+    return {step.options.stand_in(what.what)} if probe_of(what, step.options) else set()
 
 
 def count_images(data: str, data_dir: str) -> int:

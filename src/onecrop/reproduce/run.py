@@ -18,7 +18,7 @@ from onecrop.report.reproduction import plan_text, write_reproduction
 from onecrop.reproduce.catalogue import find_table
 from onecrop.reproduce.hours import Forecasts
 from onecrop.reproduce.measure import Found, Record
-from onecrop.reproduce.needed import OFFICIAL, DataThere, can_run, look_for_data
+from onecrop.reproduce.needed import OFFICIAL, DataThere, look_for_data, possible
 from onecrop.reproduce.options import Options
 from onecrop.reproduce.plan import DETECTION, Step, limited, make_plan, plan_step
 from onecrop.reproduce.tables import Cell, Table
@@ -39,11 +39,11 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
     if there.missing and not (skip_missing or plan_only):
         raise UserError(
             f"{len(there.missing)} data sets are missing, and nothing was started: get them, "
-            "or pass --skip-missing to make the rows that can be made"
+            "or pass --skip-missing to make the cells that can be made"
         )
     steps = [_limit(step, there) for step in steps]
     if not plan_only:
-        steps = [step for step in steps if can_run(step, there)]
+        steps = [able for step in steps if (able := possible(step, there)).measures or not step.measures]
     print(describe_plan(steps, there, options), flush=True)
     if plan_only:
         return None
