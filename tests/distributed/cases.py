@@ -14,11 +14,12 @@ from onecrop.bank import MemoryBank
 from onecrop.choices import resolve
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Request
-from onecrop.distributed import joined, own_state, whole_state, world
+from onecrop.distributed import ALONE, joined, own_state, whole_state, world
 from onecrop.evaluate import features
 from onecrop.evaluate.features import Probe, RandomViews, extract
 from onecrop.evaluate.knn import knn_predict
 from onecrop.evaluate.linear import linear_fast
+from onecrop.nets.depth import Depth, share_depth
 from onecrop.nets.norms import share_norms
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
 from onecrop.recipe import hints
@@ -48,6 +49,7 @@ CASES = {
     "simsiam": ("simsiam", {}, "sgd", 7),
     "byol": ("byol", {}, "sgd", 7),
     "jigclu": ("jigclu", {}, "muon", 7),
+    "moco efficientnet": ("moco", {}, "sgd", 7),  # both networks drop branches of images at random
 }
 RESUMED = ("sid", "npid softmax", "pid", "moco")  # bank, optimisers of two kinds, classifier, queue
 
@@ -58,7 +60,8 @@ class Case:
     def __init__(self, name):
         method, settings, optimizer, batch_size = CASES[name]
         images = load("shapes", request=Request(subset=IMAGES, image_size=16))
-        recipe = Recipe(data="shapes", method=method, backbone="tiny", batch_size=batch_size)
+        backbone = "efficientnet_b0" if "efficientnet" in name else "tiny"
+        recipe = Recipe(data="shapes", method=method, backbone=backbone, batch_size=batch_size)
         known = hints(type(recipe.settings))
         recipe = recipe.override({**{k: v for k, v in SMALL.items() if k in known}, **settings})
         recipe = resolve(recipe, images, CPU)
@@ -138,8 +141,18 @@ def collectives():
         torch.equal(group.concatenate(whole[: group.rank]), torch.cat([whole[:r] for r in range(group.size)])),
         group.said_by(group.size - 1, {"rank": group.rank}) == {"rank": group.size - 1},
         group.any(group.rank == 1, False) == [group.size > 1, False],
+        torch.equal(dropped(group), dropped(ALONE)[..., group.part(7)]),
     ]
     return group.any(*(not good for good in right))
+
+
+def dropped(group):
+    """What random depth leaves of two views of a process' part of seven images, in two calls -> [call, view, image]."""
+    layer, part = Depth(0.5), group.part(7)
+    share_depth(layer, group, 7)
+    torch.manual_seed(0)
+    views = torch.ones(2 * (part.stop - part.start))
+    return torch.stack([layer(views).unflatten(0, (2, -1)) for _ in range(2)])
 
 
 def drawn():
