@@ -149,7 +149,7 @@ class Training:
         self.progress = Progress(None if self.group.first else sys.stdout)
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()
-        with interruptible(when_terminated=self.group.size == 1) as interrupted:
+        with interruptible() as interrupted:
             while self.step < self.total_steps:
                 begun = time.monotonic()
                 was_ready = self.train_step.ready

@@ -47,6 +47,13 @@ def test_stopped_killed_and_restarted_a_run_ends_as_one_process_would_have_ended
     assert said[0].startswith("onecrop: stopped at step 2 of 9; saved: continue with `onecrop pretrain --out ")
     assert saved(run)[0] == 2
 
+    # and so they do when the system wants the machine back
+    status, said, output = onecrop(2, [*arguments, "--resume", "--checkpoint-seconds", "60"], TERM_RANK=0, AT_STEP=2)
+    assert status != 0
+    assert len(said) == 1, output
+    assert said[0].startswith("onecrop: stopped at step 3 of 9; saved: ")
+    assert saved(run)[0] == 3
+
     # one of three is killed: the others name it within seconds
     status, said, output = onecrop(3, [*arguments, "--resume"], KILL_RANK=1, AT_STEP=5)
     assert status != 0

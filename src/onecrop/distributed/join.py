@@ -37,7 +37,7 @@ TOGETHER = ("pretrain", "evaluate")  # what several processes share
 
 
 class _Terminated(BaseException):
-    """SIGTERM: torchrun ends the others when one process has died."""
+    """SIGTERM outside of training: the system wants the machine back, or torchrun ends all after one has died."""
 
 
 class Watch(threading.Thread):
