@@ -4,7 +4,7 @@ KILL_RANK=1 AT_STEP=3     that process is killed, as by the system, before that 
 STOP_RANK=1 AT_STEP=3     it hears Ctrl-C there
 TERM_RANK=1 AT_STEP=3     it hears SIGTERM there, twice: from a scheduler, and from torchrun, which heard it too
 BROKEN_RANK=1 AT_STEP=3   all have weights that are no numbers from there on, and it is the first to look at the loss
-BLIND_RANK=1              it stands in another folder, and finds no data there
+BLIND_RANK=1              it stands in another folder, and finds neither data nor run there
 """
 
 import os
