@@ -3,7 +3,11 @@
 python -m tests.distributed.cases OUT EARLIER  # EARLIER: what another group wrote, to go on from
 """
 
+import io
 import sys
+import time
+from contextlib import redirect_stderr
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -18,10 +22,11 @@ from onecrop.distributed import ALONE, joined, own_state, whole_state, world
 from onecrop.evaluate import features
 from onecrop.evaluate.features import Probe, RandomViews, extract
 from onecrop.evaluate.knn import knn_predict
-from onecrop.evaluate.linear import linear_fast
+from onecrop.evaluate.linear import linear, linear_fast
 from onecrop.nets.depth import Depth, share_depth
 from onecrop.nets.norms import share_norms
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
+from onecrop.progress import Progress
 from onecrop.recipe import hints
 from onecrop.step import TrainStep
 from onecrop.train import build_method, build_network
@@ -128,6 +133,7 @@ def collectives():
     units = torch.arange(12.0)[:, None][4 * group.part(3).start : 4 * group.part(3).stop]
     shuffled = torch.arange(12).flip(0)
     table = group.collect(mine.detach(), 7)
+    began, ended = turns(group).T
     right = [
         torch.equal(gathered, whole),
         torch.equal(mine.grad, group.size * whole[group.part(7)]),
@@ -141,9 +147,19 @@ def collectives():
         torch.equal(group.concatenate(whole[: group.rank]), torch.cat([whole[:r] for r in range(group.size)])),
         group.said_by(group.size - 1, {"rank": group.rank}) == {"rank": group.size - 1},
         group.any(group.rank == 1, False) == [group.size > 1, False],
+        bool((began[1:] >= ended[0]).all()),
         torch.equal(dropped(group), dropped(ALONE)[..., group.part(7)]),
     ]
     return group.any(*(not good for good in right))
+
+
+def turns(group):
+    """-> when each process began and ended its turn, the first one slowly: [process, 2]."""
+    with group.by_turns():
+        began = time.monotonic()
+        time.sleep(0.1 * group.first)
+        ended = time.monotonic()
+    return group.stack(torch.tensor([began, ended], dtype=torch.float64))
 
 
 def dropped(group):
@@ -183,8 +199,16 @@ def _evaluated():
         "view": RandomViews(net, train, probe, crop_scale=0.2)(1),
         "votes": knn_predict(found, torch.from_numpy(train.labels), wanted, 5, 0.1),
         "accuracy": torch.tensor(linear_fast(net, train, test, probe)["accuracy"]),
+        "speakers": speakers(lambda: linear(net, train, test, probe, epochs=1)),
         "crops": central_crop(torch.from_numpy(test.images), torch.ones(12), 16),
     }
+
+
+def speakers(work):
+    """How many processes say how far they have come."""
+    with redirect_stderr(io.StringIO()) as said, patch.object(Progress, "due", lambda self: True):
+        work()
+    return world().sum(torch.tensor(bool(said.getvalue())).long())
 
 
 def everything(earlier=None):

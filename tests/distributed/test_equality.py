@@ -75,6 +75,10 @@ def test_random_rows_do_not_depend_on_the_number_of_processes(results, size):
         assert torch.equal(results[size]["drawn"][name], value), name
 
 
+def test_one_process_speaks(results):
+    assert [results[size]["evaluated"]["speakers"].item() for size in (1, 2, 3)] == [1, 1, 1]
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_evaluation_is_that_of_one_process_bit_for_bit(results, size):
     for name, value in results[1]["evaluated"].items():

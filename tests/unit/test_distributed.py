@@ -6,11 +6,13 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore
 
 from onecrop import bank
 from onecrop.bank import MemoryBank, own_rows
 from onecrop.data import ImageSet, Loader
 from onecrop.distributed import ALONE, Group, joined, world
+from onecrop.distributed.join import TOGETHER, Watch
 from onecrop.errors import UserError
 from onecrop.nets import BACKBONES, build_backbone
 from onecrop.nets.depth import Depth, share_depth
@@ -44,6 +46,14 @@ def test_a_process_by_itself_adds_no_operation():
     assert ALONE.said_by(0, {1: 2}) == {1: 2}
     with joined() as group:
         assert group == ALONE
+
+
+def test_a_missing_process_is_named_with_what_to_do():
+    """A run goes on from its checkpoint; an evaluation has none."""
+    said = {verb: Watch(HashStore(), Group(0, 3), remedy).gone(2) for verb, remedy in TOGETHER.items()}
+    assert all(sentence.startswith("rank 2 of 3 is gone (") for sentence in said.values())
+    assert "--resume" in said["pretrain"]
+    assert "--resume" not in said["evaluate"]
 
 
 def test_each_row_has_one_owner():
