@@ -109,4 +109,18 @@ def replicate(method: Method) -> DistributedDataParallel:
     alone = [*method.shards, *(name for name, _ in method.named_buffers())]
     alone += [f".{name}" for name in method.shards]  # so it calls, in one place, what the outermost module holds
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(method, alone)
-    return DistributedDataParallel(method)
+    replica = DistributedDataParallel(method)
+    _settle(replica, method)
+    return replica
+
+
+def _settle(replica: DistributedDataParallel, method: Method) -> None:
+    """A backward pass before all others, whose gradients are dropped, with those of the last layers first.
+
+    The replica groups gradients anew by the first pass it sees, and the sum of three numbers depends on their order,
+    which depends on the groups: a resumed run would round its first step otherwise than one that was never stopped.
+    """
+    method.forward = lambda: sum(p.sum() for p in method.parameters() if p.requires_grad)  # type: ignore
+    replica().backward()
+    del method.forward
+    method.zero_grad(set_to_none=True)

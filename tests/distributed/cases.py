@@ -3,6 +3,7 @@
 python -m tests.distributed.cases OUT EARLIER  # EARLIER: what another group wrote, to go on from
 """
 
+import copy
 import io
 import sys
 import time
@@ -122,6 +123,12 @@ def resumed(name, earlier):
     return case.state()
 
 
+def same_bits(name, states):
+    """-> tensors that differ, where a group goes on from its own checkpoint, from what it got without a stop."""
+    state = resumed(name, {name: copy.deepcopy(states)})  # training goes on in place
+    return [key for key, value in state.items() if not torch.equal(value, states["final"][key])]
+
+
 def collectives():
     """-> what the functions of a group give for a known whole, on whichever process something is wrong."""
     group, whole = world(), torch.arange(21.0).view(7, 3)
@@ -214,6 +221,7 @@ def speakers(work):
 def everything(earlier=None):
     torch.set_num_threads(1)
     result = {name: trained(name) for name in CASES}
+    result |= {"differing": {name: same_bits(name, result[name]) for name in RESUMED}}
     result |= {"wrong": collectives(), "drawn": drawn(), "evaluated": evaluated()}
     return result | {"resumed": {name: resumed(name, earlier) for name in RESUMED} if earlier else {}}
 
