@@ -11,7 +11,7 @@ from typing import Any
 from onecrop import __version__
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
-from onecrop.distributed import joined
+from onecrop.distributed import joined, world
 from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
 from onecrop.flags import Parser, add_fields, at_home, count
@@ -56,8 +56,8 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     known, _ = first.parse_known_args(arguments)
     base = named(known.recipe) if known.recipe else Recipe()
     earlier = Run(known.out or base.out)
-    if known.resume and earlier.recipe_file.exists():
-        base = earlier.recipe()  # flags then only repeat what the run was begun with
+    begun = _begun(earlier) if known.resume else None
+    base = begun or base  # flags then only repeat what the run was begun with
     if known.method:
         base = base.override({"method": known.method})
     parser = Parser(prog="onecrop pretrain", description=pretrain_verb.__doc__, allow_abbrev=False)
@@ -67,11 +67,19 @@ def pretrain_verb(arguments: Sequence[str]) -> None:
     add_fields(parser, base)
     values = vars(parser.parse(arguments))
     changes = {name: value for name, value in values.items() if name not in ("recipe", "resume") and value is not None}
-    if "data" not in changes and not known.recipe and not (known.resume and earlier.recipe_file.exists()):
+    if "data" not in changes and not known.recipe and begun is None:
         if known.resume:
             raise UserError(f"nothing to resume in {earlier.folder}: it is not a run folder")
         raise UserError(f"say what to learn from: onecrop pretrain DATA, a folder or one of {', '.join(SOURCES)}")
     pretrain(base.override(changes), resume=values["resume"])
+
+
+def _begun(run: Run) -> Recipe | None:
+    """The recipe of a run that is to go on, from the first process: other machines may not see the folder."""
+    group = world()
+    here = run.recipe().to_json() if group.first and run.recipe_file.exists() else None
+    begun = group.said_by(0, here)
+    return None if begun is None else Recipe.from_json(begun)
 
 
 def scan_verb(arguments: Sequence[str]) -> None:

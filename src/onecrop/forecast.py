@@ -9,9 +9,11 @@ from torch import Tensor, nn
 from onecrop.augment import central_crop
 from onecrop.data import Loader
 from onecrop.device import free_memory
+from onecrop.distributed import ALONE
 from onecrop.errors import UserError
 from onecrop.losses.instance import loss_bytes
 from onecrop.methods import METHODS, Method
+from onecrop.nets.depth import share_depth
 from onecrop.progress import readable
 from onecrop.recipe import Recipe
 
@@ -91,6 +93,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
 def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of a forward pass, through a copy of the network: nothing of the run changes."""
     copied = copy.deepcopy(backbone).train()
+    share_depth(copied, ALONE, 0)  # not the images of a step
     mine = {p.data_ptr() for p in copied.parameters()}
     seen: dict[int, int] = {}
 

@@ -44,11 +44,14 @@ def orthogonalise(matrices: Tensor) -> Tensor:
 
 
 def _inverse_bound(gram: Tensor, square: Tensor) -> Tensor:
-    """1 / ‖square‖^¼ -> [K, 1, 1], by way of the trace: σ⁸ of a small gradient is no number of 32 bits."""
+    """1 / ‖square‖^¼ -> [K, 1, 1], by way of the trace: σ⁸ of a small gradient is no number of 32 bits.
+
+    Nor is the fourth power of what this would be without its limit: a gradient of zeros would turn into nan.
+    """
     wide = torch.promote_types(gram.dtype, torch.float32)
     trace = gram.diagonal(dim1=1, dim2=2).sum(1, dtype=wide)[:, None, None] + 1e-15
     bound = trace.sqrt() * (square / trace**2).norm(dim=(1, 2), keepdim=True) ** 0.25
-    return 1 / (bound + 1e-12)
+    return 1 / bound.clamp(min=1e-9)
 
 
 class Muon(torch.optim.Optimizer):

@@ -111,22 +111,22 @@ class EpochClock:
 
 
 @contextmanager
-def interruptible(when_terminated: bool = True) -> Iterator[list[int]]:
+def interruptible() -> Iterator[list[int]]:
     """Ctrl-C asks for a stop after the step under way (the list is then not empty); a second one stops at once.
 
-    So does whoever ends the process from outside, a scheduler that wants the machine back; not among several processes,
-    of which torchrun ends the others in this way when one has died.
+    So does whoever ends the process from outside, a scheduler that wants the machine back; under torchrun its signal
+    comes twice, and a second one changes nothing.
     """
     caught: list[int] = []
 
     def note(number: int, frame: object) -> None:
-        if caught:
+        if caught and number == signal.SIGINT:
             raise KeyboardInterrupt
         caught.append(number)
 
     before = {}
     try:
-        for number in (signal.SIGINT, *[signal.SIGTERM] * when_terminated):
+        for number in (signal.SIGINT, signal.SIGTERM):
             before[number] = signal.signal(number, note)
     except ValueError:  # not the main thread: no handler to set
         pass

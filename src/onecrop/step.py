@@ -16,6 +16,7 @@ from onecrop.data import Loader
 from onecrop.device import seed_step
 from onecrop.draws import fold
 from onecrop.methods import Method
+from onecrop.nets.depth import share_depth
 from onecrop.optim import set_learning_rate
 
 WARM_UP = 3  # real training steps before the capture: compilation, optimiser state, library handles
@@ -34,8 +35,9 @@ class TrainStep:
         """fast: capture, and compile before it unless told otherwise (CUDA only, one process only)."""
         fast = fast and method.group.size == 1
         self.method, self.optimizer, self.loader, self.fast = method, optimizer, loader, fast
-        # of layers that draw for themselves: they draw for the images of one process
-        self.seed = fold(seed, "rank", method.group.rank) if method.group.rank else seed
+        shared = share_depth(method, method.group, loader.batch_size)
+        # layers of other makes draw for the images of one process: each of them gets a seed of its own
+        self.seed = seed if shared or method.group.first else fold(seed, "rank", method.group.rank)
         self.batch = loader.empty()
         self.progress = torch.zeros((), device=loader.device)
         self.sums: dict[str, Tensor] = {}  # of terms and watched values since the last reset, on the device
@@ -107,4 +109,18 @@ def replicate(method: Method) -> DistributedDataParallel:
     alone = [*method.shards, *(name for name, _ in method.named_buffers())]
     alone += [f".{name}" for name in method.shards]  # so it calls, in one place, what the outermost module holds
     DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(method, alone)
-    return DistributedDataParallel(method)
+    replica = DistributedDataParallel(method)
+    _settle(replica, method)
+    return replica
+
+
+def _settle(replica: DistributedDataParallel, method: Method) -> None:
+    """A backward pass before all others, whose gradients are dropped, with those of the last layers first.
+
+    The replica groups gradients anew by the first pass it sees, and the sum of three numbers depends on their order,
+    which depends on the groups: a resumed run would round its first step otherwise than one that was never stopped.
+    """
+    method.forward = lambda: sum(p.sum() for p in method.parameters() if p.requires_grad)  # type: ignore
+    replica().backward()
+    del method.forward
+    method.zero_grad(set_to_none=True)

@@ -56,7 +56,8 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     run.refuse(recipe, resume)
     chosen = choose_image_size(recipe, device)
     recipe = settle(recipe, chosen).agreed(group)
-    images = load(recipe.data, "train", recipe.request())
+    with group.by_turns():
+        images = load(recipe.data, "train", recipe.request())
     images.need_same(group)
     chosen |= choose_all(recipe, images, device)
     recipe = settle(recipe, chosen).agreed(group)
@@ -65,7 +66,8 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     need_memory(recipe, network.dim, len(images), device, group.size)
     sets = None
     if recipe.probe_every:
-        sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
+        with group.by_turns():
+            sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
     assert recipe.batch_size is not None
     loader = Loader(images, recipe.batch_size, device, recipe.seed, group)
     method = build_method(recipe, len(images), network)
@@ -154,7 +156,7 @@ class Training:
         self.progress = Progress(None if self.group.first else sys.stdout)
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()
-        with interruptible(when_terminated=self.group.size == 1) as interrupted:
+        with interruptible() as interrupted:
             while self.step < self.total_steps:
                 begun = time.monotonic()
                 was_ready = self.train_step.ready

@@ -3,7 +3,12 @@
 python -m tests.distributed.cases OUT EARLIER  # EARLIER: what another group wrote, to go on from
 """
 
+import copy
+import io
 import sys
+import time
+from contextlib import redirect_stderr
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -14,13 +19,15 @@ from onecrop.bank import MemoryBank
 from onecrop.choices import resolve
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Request
-from onecrop.distributed import joined, own_state, whole_state, world
+from onecrop.distributed import ALONE, joined, own_state, whole_state, world
 from onecrop.evaluate import features
 from onecrop.evaluate.features import Probe, RandomViews, extract
 from onecrop.evaluate.knn import knn_predict
-from onecrop.evaluate.linear import linear_fast
+from onecrop.evaluate.linear import linear, linear_fast
+from onecrop.nets.depth import Depth, share_depth
 from onecrop.nets.norms import share_norms
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
+from onecrop.progress import Progress
 from onecrop.recipe import hints
 from onecrop.step import TrainStep
 from onecrop.train import build_method, build_network
@@ -49,6 +56,7 @@ CASES = {
     "simsiam": ("simsiam", {}, "sgd", 7),
     "byol": ("byol", {}, "sgd", 7),
     "jigclu": ("jigclu", {}, "muon", 7),
+    "moco efficientnet": ("moco", {}, "sgd", 7),  # both networks drop branches of images at random
 }
 RESUMED = ("sid", "npid softmax", "pid", "moco")  # bank, optimisers of two kinds, classifier, queue
 
@@ -59,7 +67,8 @@ class Case:
     def __init__(self, name):
         method, settings, optimizer, batch_size = CASES[name]
         images = load("shapes", request=Request(subset=IMAGES, image_size=16))
-        recipe = Recipe(data="shapes", method=method, backbone="tiny", batch_size=batch_size)
+        backbone = "efficientnet_b0" if "efficientnet" in name else "tiny"
+        recipe = Recipe(data="shapes", method=method, backbone=backbone, batch_size=batch_size)
         known = hints(type(recipe.settings))
         recipe = recipe.override({**{k: v for k, v in SMALL.items() if k in known}, **settings})
         recipe = resolve(recipe, images, CPU)
@@ -115,6 +124,12 @@ def resumed(name, earlier):
     return case.state()
 
 
+def same_bits(name, states):
+    """-> tensors that differ, where a group goes on from its own checkpoint, from what it got without a stop."""
+    state = resumed(name, {name: copy.deepcopy(states)})  # training goes on in place
+    return [key for key, value in state.items() if not torch.equal(value, states["final"][key])]
+
+
 def collectives():
     """-> what the functions of a group give for a known whole, on whichever process something is wrong."""
     group, whole = world(), torch.arange(21.0).view(7, 3)
@@ -126,6 +141,7 @@ def collectives():
     units = torch.arange(12.0)[:, None][4 * group.part(3).start : 4 * group.part(3).stop]
     shuffled = torch.arange(12).flip(0)
     table = group.collect(mine.detach(), 7)
+    began, ended = turns(group).T
     right = [
         torch.equal(gathered, whole),
         torch.equal(mine.grad, group.size * whole[group.part(7)]),
@@ -139,8 +155,28 @@ def collectives():
         torch.equal(group.concatenate(whole[: group.rank]), torch.cat([whole[:r] for r in range(group.size)])),
         group.said_by(group.size - 1, {"rank": group.rank}) == {"rank": group.size - 1},
         group.any(group.rank == 1, False) == [group.size > 1, False],
+        bool((began[1:] >= ended[0]).all()),
+        torch.equal(dropped(group), dropped(ALONE)[..., group.part(7)]),
     ]
     return group.any(*(not good for good in right))
+
+
+def turns(group):
+    """-> when each process began and ended its turn, the first one slowly: [process, 2]."""
+    with group.by_turns():
+        began = time.monotonic()
+        time.sleep(0.1 * group.first)
+        ended = time.monotonic()
+    return group.stack(torch.tensor([began, ended], dtype=torch.float64))
+
+
+def dropped(group):
+    """What random depth leaves of two views of a process' part of seven images, in two calls -> [call, view, image]."""
+    layer, part = Depth(0.5), group.part(7)
+    share_depth(layer, group, 7)
+    torch.manual_seed(0)
+    views = torch.ones(2 * (part.stop - part.start))
+    return torch.stack([layer(views).unflatten(0, (2, -1)) for _ in range(2)])
 
 
 def drawn():
@@ -171,13 +207,22 @@ def _evaluated():
         "view": RandomViews(net, train, probe, crop_scale=0.2)(1),
         "votes": knn_predict(found, torch.from_numpy(train.labels), wanted, 5, 0.1),
         "accuracy": torch.tensor(linear_fast(net, train, test, probe)["accuracy"]),
+        "speakers": speakers(lambda: linear(net, train, test, probe, epochs=1)),
         "crops": central_crop(torch.from_numpy(test.images), torch.ones(12), 16),
     }
+
+
+def speakers(work):
+    """How many processes say how far they have come."""
+    with redirect_stderr(io.StringIO()) as said, patch.object(Progress, "due", lambda self: True):
+        work()
+    return world().sum(torch.tensor(bool(said.getvalue())).long())
 
 
 def everything(earlier=None):
     torch.set_num_threads(1)
     result = {name: trained(name) for name in CASES}
+    result |= {"differing": {name: same_bits(name, result[name]) for name in RESUMED}}
     result |= {"wrong": collectives(), "drawn": drawn(), "evaluated": evaluated()}
     return result | {"resumed": {name: resumed(name, earlier) for name in RESUMED} if earlier else {}}
 

@@ -2,8 +2,9 @@
 
 KILL_RANK=1 AT_STEP=3     that process is killed, as by the system, before that step of its first start
 STOP_RANK=1 AT_STEP=3     it hears Ctrl-C there
+TERM_RANK=1 AT_STEP=3     it hears SIGTERM there, twice: from a scheduler, and from torchrun, which heard it too
 BROKEN_RANK=1 AT_STEP=3   all have weights that are no numbers from there on, and it is the first to look at the loss
-BLIND_RANK=1              it stands in another folder, and finds no data there
+BLIND_RANK=1              it stands in another folder, and finds neither data nor run there
 """
 
 import os
@@ -26,6 +27,9 @@ def unlucky(self, step, lr, progress):
             os.kill(os.getpid(), signal.SIGKILL)
         if os.environ.get("STOP_RANK") == RANK:
             os.kill(os.getpid(), signal.SIGINT)
+        if os.environ.get("TERM_RANK") == RANK:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
         if "BROKEN_RANK" in os.environ:
             torch.nn.init.constant_(self.method.head[0].weight, float("nan"))
     honest(self, step, lr, progress)

@@ -52,6 +52,11 @@ def test_a_checkpoint_is_read_by_any_number_of_processes(results, size, case):
     assert_same(results[size]["resumed"][case], results[1][case]["final"])
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_a_group_that_goes_on_ends_with_the_bits_of_one_that_was_not_stopped(results, size):
+    assert results[size]["differing"] == {case: [] for case in RESUMED}
+
+
 def test_training_moves_what_is_compared(results):
     """Equality of things that stand still would prove nothing."""
     for case in CASES:
@@ -73,6 +78,10 @@ def test_collectives_give_the_whole(results, size):
 def test_random_rows_do_not_depend_on_the_number_of_processes(results, size):
     for name, value in results[1]["drawn"].items():
         assert torch.equal(results[size]["drawn"][name], value), name
+
+
+def test_one_process_speaks(results):
+    assert [results[size]["evaluated"]["speakers"].item() for size in (1, 2, 3)] == [1, 1, 1]
 
 
 @pytest.mark.parametrize("size", [2, 3])

@@ -36,7 +36,7 @@ def saved(run):
         return json.loads(opened.metadata()["onecrop"])["step"], load_file(file)
 
 
-def test_stopped_killed_and_restarted_a_run_ends_as_one_process_would_have_ended_it(tmp_path):
+def test_stopped_killed_and_restarted_a_run_ends_as_one_process_would_have_ended_it(tmp_path, monkeypatch):
     run = tmp_path / "run"
     arguments = ["pretrain", "shapes", "--subset", "43", *FLAGS.split(), "--out", str(run)]
 
@@ -46,6 +46,15 @@ def test_stopped_killed_and_restarted_a_run_ends_as_one_process_would_have_ended
     assert len(said) == 1, output
     assert said[0].startswith("onecrop: stopped at step 2 of 9; saved: continue with `onecrop pretrain --out ")
     assert saved(run)[0] == 2
+
+    # and so they do when the system wants the machine back; one of them does not see the run's folder
+    monkeypatch.chdir(tmp_path)
+    resume = "pretrain --out run --resume --checkpoint-seconds 60".split()
+    status, said, output = onecrop(2, resume, TERM_RANK=0, AT_STEP=2, BLIND_RANK=1)
+    assert status != 0
+    assert len(said) == 1, output
+    assert said[0].startswith("onecrop: stopped at step 3 of 9; saved: ")
+    assert saved(run)[0] == 3
 
     # one of three is killed: the others name it within seconds
     status, said, output = onecrop(3, [*arguments, "--resume"], KILL_RANK=1, AT_STEP=5)

@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed import HashStore
 
 from onecrop import bank
 from onecrop.bank import MemoryBank, own_rows
 from onecrop.data import ImageSet, Loader
 from onecrop.distributed import ALONE, Group, joined, world
+from onecrop.distributed.join import TOGETHER, Watch
 from onecrop.errors import UserError
+from onecrop.nets import BACKBONES, build_backbone
+from onecrop.nets.depth import Depth, share_depth
 from onecrop.nets.norms import GroupedNorm, SharedNorm, norm_in_groups, share_norms
 
 CPU = torch.device("cpu")
@@ -42,6 +46,14 @@ def test_a_process_by_itself_adds_no_operation():
     assert ALONE.said_by(0, {1: 2}) == {1: 2}
     with joined() as group:
         assert group == ALONE
+
+
+def test_a_missing_process_is_named_with_what_to_do():
+    """A run goes on from its checkpoint; an evaluation has none."""
+    said = {verb: Watch(HashStore(), Group(0, 3), remedy).gone(2) for verb, remedy in TOGETHER.items()}
+    assert all(sentence.startswith("rank 2 of 3 is gone (") for sentence in said.values())
+    assert "--resume" in said["pretrain"]
+    assert "--resume" not in said["evaluate"]
 
 
 def test_each_row_has_one_owner():
@@ -143,3 +155,48 @@ def test_groups_of_keys_lie_within_a_process_where_they_can():
     assert isinstance(part[1], GroupedNorm)
     x = torch.randn(8, 3, 6, 6, dtype=torch.float64)
     torch.testing.assert_close(part[:2](x[4:]), grouped[:2](x)[4:])
+
+
+def test_depth_is_torchvisions_bit_for_bit():
+    from torchvision.ops import StochasticDepth
+
+    x, weight = torch.randn(2, 8, 3, 2, 2)
+    results = []
+    for layer in (StochasticDepth(0.3, "row"), Depth(0.3)):
+        given = x.clone().requires_grad_()
+        torch.manual_seed(5)
+        out = layer(given)
+        (out * weight).sum().backward()
+        results.append((out, given.grad, torch.rand(1)))
+        assert layer.eval()(x) is x
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+    assert (results[0][0] == 0).flatten(1).all(1).any()
+
+
+def test_processes_drop_the_images_that_one_would_drop():
+    """Of two views in one pass, too."""
+    layer, kept = Depth(0.5), []
+    views = torch.ones(2, 7)
+    torch.manual_seed(1)
+    whole = layer(views.flatten()).view(2, 7)
+    for rank in range(3):
+        assert share_depth(nn.Sequential(layer), Group(rank, 3), 7)
+        torch.manual_seed(1)
+        kept.append(layer(views[:, Group(rank, 3).part(7)].flatten()).view(2, -1))
+    assert torch.equal(torch.cat(kept, 1), whole)
+    assert not share_depth(net(), Group(1, 3), 7)
+
+
+@pytest.mark.parametrize("name", BACKBONES)
+def test_named_networks_draw_by_depth_alone(name):
+    """Another layer that draws would draw alike for other images on every process."""
+    made = build_backbone(name, "small", 32)
+    assert sum(isinstance(layer, Depth) for layer in made.modules()) == (16 if name == "efficientnet_b0" else 0)
+    kinds = {type(layer).__name__ for layer in made.modules()}
+    assert not [kind for kind in kinds if "Stochastic" in kind or "Drop" in kind]
+
+
+def test_depth_compiles_as_one_graph():
+    compiled = torch.compile(Depth(0.5), backend="aot_eager", fullgraph=True)
+    torch.manual_seed(2)
+    assert compiled(torch.ones(64)).unique().tolist() == [0, 2]

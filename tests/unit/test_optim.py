@@ -49,6 +49,15 @@ def test_orthogonalise_brings_singular_values_near_one(shape):
         assert values.max() < 1.1
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_gradient_of_zeros_stays_zeros_and_a_small_one_counts(dtype):
+    """Layers before a norm whose weight begins at zero, as in the residual networks of timm, get one at first."""
+    rows = torch.eye(4, 6, dtype=dtype)
+    out = orthogonalise(torch.stack([torch.zeros_like(rows), 1e-7 * rows, rows]))
+    assert torch.equal(out[0], torch.zeros_like(rows))
+    torch.testing.assert_close(out[1], out[2], rtol=0.02, atol=0.02)
+
+
 def test_muon_equals_a_float64_reference():
     """Matrices, kernels flattened to [out, in·k·k], vectors by SGD; three steps."""
     torch.manual_seed(0)

@@ -1,7 +1,10 @@
 import io
 import os
+import signal
 
-from onecrop.progress import EpochClock, Progress, duration, watched
+import pytest
+
+from onecrop.progress import EpochClock, Progress, duration, interruptible, watched
 
 
 class Terminal(io.StringIO):
@@ -61,3 +64,12 @@ def test_an_epochs_clock_leaves_out_what_is_not_training(monkeypatch):
     assert clock.seconds() == 20
     assert clock.steps_per_second(31) == 1.0
     assert clock.waiting() == 0.05
+
+
+def test_a_second_ctrl_c_stops_at_once_and_a_second_wish_of_the_system_does_not():
+    with interruptible() as caught:
+        for _ in range(2):
+            signal.raise_signal(signal.SIGTERM)
+        assert caught == [signal.SIGTERM, signal.SIGTERM]
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

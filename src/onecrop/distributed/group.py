@@ -12,7 +12,9 @@ A group of one process adds no operation to any of these.
 """
 
 import json
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -133,6 +135,16 @@ class Group(NamedTuple):
     def wait(self) -> None:
         """Until every process is here."""
         self.any(True)
+
+    @contextmanager
+    def by_turns(self) -> Iterator[None]:
+        """The first process of each machine before the others, who then find what it has downloaded or packed."""
+        leads = os.environ.get("LOCAL_RANK", "0") == "0"
+        if not leads:
+            self.wait()
+        yield
+        if leads:
+            self.wait()
 
     def said_by(self, rank: int, value: Any) -> Any:
         """What one process says, in JSON's types; the others' values are not looked at."""

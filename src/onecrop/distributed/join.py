@@ -30,22 +30,25 @@ BEAT_SECONDS = 0.5
 SILENT_SECONDS = 15.0  # without a beat a process counts as gone: a long call that holds the interpreter is shorter
 SUSPECT_SECONDS = 2.0  # the same, once a connection has broken or a signal has come
 LONG = timedelta(days=7)  # one process may pack a folder for hours while the others wait: silence ends them, not time
-STARTER_GONE = "the torchrun of rank 0, or its machine, is gone: start the run again with --resume"
 DONE = b"done"
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"  # how often torchrun has started the processes again
-TOGETHER = ("pretrain", "evaluate")  # what several processes share
+# what several processes share, and what to do when one of them is gone
+TOGETHER = {
+    "pretrain": "start it again with --resume, and it goes on from its last checkpoint",
+    "evaluate": "start it again",
+}
 
 
 class _Terminated(BaseException):
-    """SIGTERM: torchrun ends the others when one process has died."""
+    """SIGTERM outside of training: the system wants the machine back, or torchrun ends all after one has died."""
 
 
 class Watch(threading.Thread):
     """Beats, and looks after one other process and after what has been announced."""
 
-    def __init__(self, store: Any, group: Group) -> None:
+    def __init__(self, store: Any, group: Group, remedy: str) -> None:
         super().__init__(name="onecrop-watch", daemon=True)
-        self.store, self.group = store, group
+        self.store, self.group, self.remedy = store, group, remedy
         store.set_timeout(timedelta(seconds=SILENT_SECONDS))
         self.node = os.environ.get("GROUP_RANK", "0")
         self.over = threading.Event()
@@ -61,12 +64,12 @@ class Watch(threading.Thread):
                 beat = self._beat(neighbour)
             except RuntimeError:  # the store went with the process that kept it
                 if not self.over.is_set():
-                    self._end(STARTER_GONE)
+                    self._end(self.starter_gone())
                 return
             if beat != seen or beat == DONE:
                 seen, since = beat, time.monotonic()
             elif time.monotonic() - since > SILENT_SECONDS:
-                self._end(self.announce(_gone(neighbour, self.group)))
+                self._end(self.announce(self.gone(neighbour)))
 
     def announce(self, sentence: str) -> str | None:
         """Tell the others -> what this process has to say: the sentence, unless another one was first."""
@@ -77,6 +80,13 @@ class Watch(threading.Thread):
         """What has been announced, where nobody else will say it to those who look at this machine."""
         said = json.loads(self.store.get("failed"))
         return said["sentence"] if said["node"] != self.node and os.environ.get("LOCAL_RANK", "0") == "0" else None
+
+    def gone(self, rank: int) -> str:
+        missing = f"rank {rank} of {self.group.size} is gone (killed, out of memory, or its machine is not reachable)"
+        return f"{missing}: {self.remedy}"
+
+    def starter_gone(self) -> str:
+        return f"the torchrun of rank 0, or its machine, is gone: {self.remedy}"
 
     def failed(self) -> bool:
         return self.store.check(["failed"])
@@ -133,7 +143,7 @@ def joined(verb: str = "pretrain") -> Iterator[Group]:
         yield world()
         return
     group, store = _start()
-    watch = Watch(store.clone(), group)  # a connection of its own
+    watch = Watch(store.clone(), group, TOGETHER[verb])  # a connection of its own
     watch.start()
     atexit.register(watch.leave)
     main = threading.current_thread() is threading.main_thread()
@@ -147,7 +157,7 @@ def joined(verb: str = "pretrain") -> Iterator[Group]:
         try:
             _explain(error, watch)
         except RuntimeError:  # the store went with the process that kept it
-            raise UserError(STARTER_GONE) from None
+            raise UserError(watch.starter_gone()) from None
         raise
     if main:
         signal.signal(signal.SIGTERM, before)
@@ -180,13 +190,6 @@ def _terminate(number: int, frame: object) -> None:
     raise _Terminated
 
 
-def _gone(rank: int, group: Group) -> str:
-    return (
-        f"rank {rank} of {group.size} is gone (killed, out of memory, or its machine is not reachable): "
-        "the run can go on from its last checkpoint with --resume"
-    )
-
-
 def _explain(error: BaseException, watch: Watch) -> None:
     """Turn what ended this process into one sentence for all of them."""
     if isinstance(error, SystemExit):
@@ -207,7 +210,7 @@ def _explain(error: BaseException, watch: Watch) -> None:
         if silent is None and isinstance(error, Exception) and not watch.failed():
             watch.announce(f"rank {rank} of {group.size} failed: {type(error).__name__}: {error}")
             return  # a fault of the program: its traceback is worth more than a sentence
-        sentence = "stopped by SIGTERM" if silent is None else _gone(silent, group)
+        sentence = "stopped by SIGTERM" if silent is None else watch.gone(silent)
         sentence = watch.announce(sentence)
     if sentence is None:
         raise SystemExit(1) from None

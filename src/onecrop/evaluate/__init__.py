@@ -34,7 +34,7 @@ EVALUATIONS: dict[str, Callable[[nn.Module, ImageSet, ImageSet, Probe], dict[str
 }
 
 
-@joined()
+@joined("evaluate")
 def evaluate(
     run: Path | str,
     data: str | None = None,
@@ -75,7 +75,8 @@ def evaluate(
     )
     probe = Probe(size, choose_device(device), seed, k)
     tune(probe.device)
-    sets = fewer_labels(load_labelled(data or pretrained_on(facts), request), subset, seed)
+    with world().by_turns():
+        sets = fewer_labels(load_labelled(data or pretrained_on(facts), request), subset, seed)
     candidates: dict[str, nn.Module] = {}
     if baselines:
         candidates["pixels"] = Pixels(size).eval()

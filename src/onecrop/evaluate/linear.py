@@ -1,5 +1,6 @@
 """Linear probes on frozen features. The last epoch is reported, never the best one."""
 
+import sys
 from typing import Any
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor, nn
 
 from onecrop.data import ImageSet
 from onecrop.device import Captured
+from onecrop.distributed import world
 from onecrop.draws import fold, shuffled
 from onecrop.evaluate.features import Probe, RandomViews, extract, labels_on
 from onecrop.optim import cosine
@@ -20,7 +22,8 @@ def linear(
     labels = labels_on(train, probe.device)
     batch_size = min(batch_size, len(train))
     milestones = [round(0.6 * epochs), round(0.8 * epochs)]
-    views, progress = RandomViews(backbone, train, probe, crop_scale=0.08, shown=False), Progress()
+    views = RandomViews(backbone, train, probe, crop_scale=0.08, shown=False)
+    progress = Progress(None if world().first else sys.stdout)  # one process speaks
     descent: Descent | None = None
     for epoch in range(epochs):
         # The backbone is frozen: the epoch's crops go through it in large batches, the classifier's steps come after.

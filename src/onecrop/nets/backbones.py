@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from onecrop.errors import UserError, unknown
+from onecrop.nets.depth import replace_depth
 from onecrop.nets.from_timm import build_timm, check_timm
 from onecrop.nets.weights import fill, need_same_layers
 from onecrop.tensors import load_tensors, save_tensors
@@ -49,6 +50,7 @@ def _mobile(name: str, stem: Stem) -> nn.Module:
     net: Any = get_model(name, weights=None)
     net.dim = next(m for m in net.classifier if isinstance(m, nn.Linear)).in_features
     net.classifier = nn.Identity()
+    replace_depth(net)
     if stem == "small":
         strided = [m for m in net.modules() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)]
         for conv in strided[:2]:
