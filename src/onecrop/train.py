@@ -278,4 +278,5 @@ class Training:
             "seed": self.recipe.seed,
         }
         self.run.finish(self.method.backbone, facts)
+        self.group.wait()  # whatever a process does next, it finds the backbone
         self.run.say(f"finished: {self.run.backbone_file}")

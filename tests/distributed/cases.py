@@ -6,6 +6,7 @@ python -m tests.distributed.cases OUT EARLIER  # EARLIER: what another group wro
 import copy
 import io
 import sys
+import tempfile
 import time
 from contextlib import redirect_stderr
 from unittest.mock import patch
@@ -13,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from onecrop import Recipe
+from onecrop import Recipe, pretrain
 from onecrop.augment import central_crop
 from onecrop.bank import MemoryBank
 from onecrop.choices import resolve
@@ -24,6 +25,7 @@ from onecrop.evaluate import features
 from onecrop.evaluate.features import Probe, RandomViews, extract
 from onecrop.evaluate.knn import knn_predict
 from onecrop.evaluate.linear import linear, linear_fast
+from onecrop.nets import save_backbone
 from onecrop.nets.depth import Depth, share_depth
 from onecrop.nets.norms import share_norms
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
@@ -130,6 +132,20 @@ def same_bits(name, states):
     return [key for key, value in state.items() if not torch.equal(value, states["final"][key])]
 
 
+def finds_no_backbone():
+    """-> is there a process that finds none after pretraining? The first one writes it slowly."""
+
+    def slowly(*given):
+        time.sleep(0.3)
+        save_backbone(*given)
+
+    group, recipe = world(), Recipe(data="shapes", subset=8, image_size=16, backbone="tiny", batch_size=4, epochs=1)
+    with tempfile.TemporaryDirectory() as folder, patch("onecrop.runs.save_backbone", slowly):
+        out = group.said_by(0, folder) + "/run"
+        run = pretrain(recipe.override({"out": out, "dim": 8, "hidden": 16, "device": "cpu"}))
+        return group.any(not (run / "backbone.safetensors").exists())[0]
+
+
 def collectives():
     """-> what the functions of a group give for a known whole, on whichever process something is wrong."""
     group, whole = world(), torch.arange(21.0).view(7, 3)
@@ -223,7 +239,7 @@ def everything(earlier=None):
     torch.set_num_threads(1)
     result = {name: trained(name) for name in CASES}
     result |= {"differing": {name: same_bits(name, result[name]) for name in RESUMED}}
-    result |= {"wrong": collectives(), "drawn": drawn(), "evaluated": evaluated()}
+    result |= {"blind": finds_no_backbone(), "wrong": collectives(), "drawn": drawn(), "evaluated": evaluated()}
     return result | {"resumed": {name: resumed(name, earlier) for name in RESUMED} if earlier else {}}
 
 

@@ -75,6 +75,11 @@ def test_collectives_give_the_whole(results, size):
 
 
 @pytest.mark.parametrize("size", [2, 3])
+def test_every_process_finds_the_backbone_after_pretraining(results, size):
+    assert not results[size]["blind"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
 def test_random_rows_do_not_depend_on_the_number_of_processes(results, size):
     for name, value in results[1]["drawn"].items():
         assert torch.equal(results[size]["drawn"][name], value), name
