@@ -233,7 +233,7 @@ class CutMix(nn.Module):
         # [1, 3], or [B, 3] of the whole batch: every process knows how all images are mixed
         draw = draws.whole().uniform("cutmix", 3) if self.each else draws.once("cutmix", 3)[None]
         position = draw[:, :1] * (len(self.quantiles) - 1)
-        below = position.floor().long()
+        below = position.floor().long()  # never []: a tensor without dimensions as an index is read by the host
         share = torch.lerp(self.quantiles[below], self.quantiles[below + 1], position - below)
         share = torch.maximum(share, 1 - share)
         side = (size * (1 - share).sqrt()).floor()
