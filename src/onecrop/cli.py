@@ -23,6 +23,7 @@ from onecrop.reproduce.catalogue import TABLES as PAPER
 from onecrop.runs import Run
 from onecrop.train import pretrain
 from onecrop.verbs import (
+    claims_verb,
     embed_verb,
     evaluate_verb,
     export_verb,
@@ -245,6 +246,7 @@ VERBS = {
     "report": report_verb,
     "results": results_verb,
     "reproduce": reproduce_verb,
+    "claims": claims_verb,
     "demo": demo_verb,
     "list": list_verb,
 }

@@ -12,8 +12,10 @@ from onecrop.files import printable
 from onecrop.flags import Parser
 from onecrop.map import POINTS, report
 from onecrop.recipe import check, flag
+from onecrop.report.claims import write_claims
 from onecrop.report.results import write_results
 from onecrop.report.tables import conditions, result_table, share_table
+from onecrop.reproduce.statements import CLAIMS
 
 
 def evaluate_verb(arguments: Sequence[str]) -> None:
@@ -112,3 +114,12 @@ def results_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", type=Path, help="the Markdown page [FOLDER.md]")
     values = parser.parse(arguments)
     print(write_results(values.folder, values.out or values.folder.parent / f"{values.folder.resolve().name}.md"))
+
+
+def claims_verb(arguments: Sequence[str]) -> None:
+    """say which of the paper's claims hold, from a folder of tables that reproduce made"""
+    parser = Parser(prog="onecrop claims", description=claims_verb.__doc__, allow_abbrev=False)
+    parser.add_argument("folder", type=Path, help="of table6.json and others, also of those from several devices")
+    parser.add_argument("--out", type=Path, help="the Markdown page [claims.md beside FOLDER]")
+    values = parser.parse(arguments)
+    print(write_claims(values.folder, CLAIMS, values.out or values.folder.parent / "claims.md"))

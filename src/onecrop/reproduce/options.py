@@ -51,6 +51,10 @@ class Options:
                     f"--detect {name}=… is not for the command line: the table decides it, --scale shrinks it"
                 )
 
+    def result_name(self, table: str) -> str:
+        """Of a table's files: one made with another recipe lies beside it."""
+        return table if self.recipe == "paper" else f"{table}-{self.recipe}"
+
     def each_seed(self) -> Iterator["Options"]:
         for seed in range(self.seed, self.seed + self.seeds):
             yield replace(self, seed=seed, seeds=1)

@@ -29,11 +29,10 @@ from onecrop.train import pretrain
 def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_missing: bool = False) -> Path | None:
     """Make a table or figure of the paper -> its Markdown file, or None where only the plan was asked for."""
     name, table = find_table(name)
-    name += "" if options.recipe == "paper" else f"-{options.recipe}"
     record = Record(options)
     steps = [record.left(step) for step in make_plan(table, options)]
     there = look_for_data(steps, options)
-    print(f"{name}: {table.title}")
+    print(f"{options.result_name(name)}: {table.title}")
     for data, remedy in there.missing.items():
         print(f"missing: {data}: {remedy}", flush=True)
     if there.missing and not (skip_missing or plan_only):
@@ -107,7 +106,7 @@ def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, opt
         everything = make_plan(table, replace(options, methods=(), backbones=()))  # those of earlier calls included
         runs = [step.recipe.out for step in everything if step.recipe is not None and step.is_finished]
         if runs:  # maps, where the figure is about them, have been made with its cells
-            print(report(runs, Path(options.out) / f"{name}.html", points=0))
+            print(report(runs, Path(options.out) / f"{options.result_name(name)}.html", points=0))
     return path
 
 
@@ -131,7 +130,9 @@ def _write(name: str, table: Table, record: Record, failed: dict[str, str], opti
     devices = {cell["device"] for cell in cells if "device" in cell} or {now["device"]}
     versions = {cell["torch"] for cell in cells if "torch" in cell} or {now["versions"]["torch"]}
     facts = {
-        "title": f"{name}: {table.title}",
+        "title": f"{options.result_name(name)}: {table.title}",
+        "table": name,
+        "recipe": options.recipe,
         "command": now["command"],
         "date": ", ".join(sorted(days)),
         "device": ", ".join(sorted(devices)),
@@ -140,7 +141,7 @@ def _write(name: str, table: Table, record: Record, failed: dict[str, str], opti
         "differences": [*options.differences(), *fewer],
         "notes": [table.note] if table.note else [],
     }
-    return write_reproduction(Path(options.out), name, facts, table.heads, cells, table.picture)
+    return write_reproduction(Path(options.out), options.result_name(name), facts, table.heads, cells, table.picture)
 
 
 def _fewer_images(cell: Cell, found: Sequence[Found], options: Options) -> list[str]:

@@ -1,0 +1,152 @@
+"""Verdicts on claims: from numbers alone, and about rows that the tables have."""
+
+import json
+import math
+
+import pytest
+
+from onecrop.errors import UserError
+from onecrop.report.claims import EQUAL, FAILS, HOLDS, Claim, Comparison, compare_rows, verdict, write_claims
+from onecrop.reproduce import TABLES, numbers
+from onecrop.reproduce.statements import CLAIMS
+
+
+def cell(row, ours, std=None, seeds=1, column="linear", **more):
+    facts = {"num_test": 10_000, "epochs": 100, "images": 50_000}
+    return {"row": list(row), "column": column, "ours": ours, "std": std, "seeds": seeds, **facts, **more}
+
+
+def table(*cells, name="rivals", **more):
+    facts = {"title": f"{name}: a title", "command": "onecrop reproduce", "date": "2026-11-18", "device": "cpu"}
+    return {**facts, "torch": "2.15", "table": name, "recipe": "paper", "differences": [], "cells": list(cells), **more}
+
+
+def judge(comparison, *cells):
+    return list(compare_rows(comparison, table(*cells)))
+
+
+A_OVER_B = Comparison("rivals", ("a",), ("b",), ("linear",))
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.says)
+def test_claims_are_about_cells_that_the_tables_have(claim):
+    for comparison in claim.comparisons:
+        made = {(made.row, made.column) for made in TABLES[comparison.table]().cells if made.training is not None}
+        for row in (comparison.ahead, comparison.behind, *comparison.over):
+            for column in comparison.columns:
+                assert (row, column) in made, f"{claim.says}: {comparison.table} has no {row}, {column}"
+
+
+def test_by_the_paper_s_own_numbers_its_ablation_holds_where_it_prints_a_difference():
+    cells = [
+        cell(["yes" if part else "no" for part in parts], accuracies[0], std=0.1, seeds=2, column="cifar10")
+        for parts, accuracies in numbers.ABLATION.items()
+    ]
+    claims = {claim.says: claim for claim in CLAIMS}
+    words = {}
+    for says, claim in claims.items():
+        found = [
+            f for comparison in claim.comparisons if comparison.table == "table6" for f in judge(comparison, *cells)
+        ]
+        words[says] = [finding.verdict for finding in found]
+    assert words["Feature Calibrate improves accuracy"] == [HOLDS]
+    assert words["Grad Update improves accuracy, without SqrtKL and with it"] == [HOLDS, EQUAL]  # 91.1 and 91.1
+    assert words["SqrtKL improves accuracy"] == [HOLDS, HOLDS]
+
+
+def test_the_noise_is_twice_the_standard_error_of_the_difference():
+    (one,) = judge(A_OVER_B, cell("a", 90.0), cell("b", 80.0))
+    assert one.noise == pytest.approx(2 * math.sqrt(90 * 10 / 10_000 + 80 * 20 / 10_000))
+    # with seeds: the spread that all rows have in common, a third one with three seeds included
+    (two,) = judge(A_OVER_B, cell("a", 90.0, 0.1, 2), cell("b", 80.0, 0.3, 2), cell("c", 70.0, 0.2, 3), cell("d", 60.0))
+    pooled = (0.1**2 + 0.3**2 + 2 * 0.2**2) / 4
+    assert two.noise == pytest.approx(2 * math.sqrt(pooled / 2 + pooled / 2))
+    assert two.seeds == 2
+
+
+@pytest.mark.parametrize(
+    ("lead", "strict", "or_equal"),
+    [(0.5, HOLDS, HOLDS), (0.1, EQUAL, HOLDS), (-0.1, EQUAL, HOLDS), (-0.5, FAILS, FAILS)],
+)
+def test_a_difference_counts_beyond_the_noise(lead, strict, or_equal):
+    cells = cell("a", 80 + lead, 0.1, 2), cell("b", 80.0, 0.1, 2)  # noise .2
+    assert judge(A_OVER_B, *cells)[0].verdict == strict
+    assert judge(A_OVER_B._replace(or_equal=True), *cells)[0].verdict == or_equal
+
+
+def test_less_cost_is_better_and_counts_from_five_percent_on():
+    hours = Comparison("rivals", ("a",), ("b",), ("hours",))
+
+    def verdict_of(a, b):
+        return judge(hours, cell("a", a, column="hours"), cell("b", b, column="hours"))[0].verdict
+
+    assert verdict_of(1.0, 1.1) == HOLDS
+    assert verdict_of(1.0, 1.04) == verdict_of(1.04, 1.0) == EQUAL
+    assert verdict_of(1.1, 1.0) == FAILS
+
+
+def test_a_lead_is_compared_with_a_lead():
+    leads = Comparison("data", ("few", "ours"), ("many", "ours"), ("linear",), over=(("few", "moco"), ("many", "moco")))
+    scores = {("few", "ours"): 70.0, ("few", "moco"): 60.0, ("many", "ours"): 90.0, ("many", "moco"): 86.0}
+    (found,) = judge(leads, *(cell(row, score, 0.5, 2) for row, score in scores.items()))
+    assert found.difference == pytest.approx((70 - 60) - (90 - 86))
+    assert found.noise == pytest.approx(2 * math.sqrt(4 * 0.5**2 / 2))
+    assert (found.ahead, found.behind) == ("70.0 ± 0.5 − 60.0 ± 0.5", "90.0 ± 0.5 − 86.0 ± 0.5")
+
+
+def test_what_is_not_measured_gets_no_verdict():
+    assert judge(A_OVER_B, cell("a", 90.0), cell("b", None)) == []
+    assert judge(A_OVER_B, cell("a", 90.0)) == []
+    assert verdict([]) == "not measured"
+
+
+def test_conditions_that_disagree_are_named():
+    cells = [cell("a", 90.0, 0.1, 2), cell("b", 80.0, 0.1, 2)]
+    under_paper = judge(A_OVER_B, *cells)
+    under_sid = list(compare_rows(A_OVER_B, table(*reversed_scores(cells), recipe="sid-small")))
+    assert verdict(under_paper) == "**holds** (linear, recipe paper, 100 epochs, 50,000 images)"
+    text = verdict([*under_paper, *under_sid])
+    assert "**holds** under linear, recipe paper" in text
+    assert "**does not hold** under linear, recipe sid-small" in text
+
+
+def reversed_scores(cells):
+    return [{**one, "ours": other["ours"]} for one, other in zip(cells, reversed(cells), strict=True)]
+
+
+def test_the_page(tmp_path):
+    folder, claims = tmp_path / "results", [Claim("a is better", "Table 1", (A_OVER_B,), "1 against 0."), CLAIMS[0]]
+    folder.mkdir()
+    scores = {"a": (90.0, 91.0, 70.0), "b": (80.0, 85.0, 75.0), "c": (70.0, 60.0, 65.0)}
+    probes = ("linear", "linear-fast", "knn")
+    cells = [
+        cell(row, value, column=probe)
+        for row, values in scores.items()
+        for probe, value in zip(probes, values, strict=True)
+    ]
+    (folder / "rivals.json").write_text(json.dumps(table(*cells)))
+    (folder / "cost.json").write_text(json.dumps({"title": "of a benchmark", "rows": []}))
+    page = write_claims(folder, claims, tmp_path / "claims.md").read_text()
+    assert (
+        "| 1. a is better | Table 1 | **holds, one seed** (linear, recipe paper, 100 epochs, 50,000 images) |" in page
+    )
+    assert (
+        "| a | b | rivals: linear; recipe paper, 100 epochs, 50,000 images | 90.0 | 80.0 | +10 | 1 | 1 | holds |"
+        in page
+    )
+    assert "The paper: 1 against 0." in page
+    assert "| 2. Feature Calibrate improves accuracy | Table 6 | not measured |" in page
+    assert "Not measured: `onecrop reproduce table6`." in page
+    assert "| a | 90.0 (1.) | 91.0 (1.) | 70.0 (2.) |" in page
+    assert "knn turns 1 of 3 pairs of rows around, against linear." in page
+    assert "linear-fast turns 0 of 3 pairs of rows around" in page
+    assert "- not measured: table6" in page
+
+
+def test_a_folder_without_tables_is_refused(tmp_path):
+    (tmp_path / "cut.json").write_text("{")
+    with pytest.raises(UserError, match=r"cut\.json cannot be read"):
+        write_claims(tmp_path, CLAIMS, tmp_path / "claims.md")
+    with pytest.raises(UserError, match="there is no folder"):
+        write_claims(tmp_path / "nowhere", CLAIMS, tmp_path / "claims.md")
+    assert not (tmp_path / "claims.md").exists()
