@@ -6,7 +6,7 @@ import math
 import pytest
 
 from onecrop.errors import UserError
-from onecrop.report.claims import EQUAL, FAILS, HOLDS, Claim, Comparison, compare_rows, verdict, write_claims
+from onecrop.report.claims import EQUAL, FAILS, HOLDS, Claim, Comparison, Measured, compare_rows, verdict, write_claims
 from onecrop.reproduce import TABLES, numbers
 from onecrop.reproduce.statements import CLAIMS
 
@@ -18,11 +18,20 @@ def cell(row, ours, std=None, seeds=1, column="linear", **more):
 
 def table(*cells, name="rivals", **more):
     facts = {"title": f"{name}: a title", "command": "onecrop reproduce", "date": "2026-11-18", "device": "cpu"}
-    return {**facts, "torch": "2.15", "table": name, "recipe": "paper", "differences": [], "cells": list(cells), **more}
+    return {
+        **facts,
+        "torch": "2.15",
+        "table": name,
+        "recipe": "paper",
+        "differences": [],
+        "heads": ["row"],
+        "cells": list(cells),
+        **more,
+    }
 
 
 def judge(comparison, *cells):
-    return list(compare_rows(comparison, table(*cells)))
+    return list(compare_rows(comparison, Measured("A", table(*cells))))
 
 
 A_OVER_B = Comparison("rivals", ("a",), ("b",), ("linear",))
@@ -91,7 +100,6 @@ def test_a_lead_is_compared_with_a_lead():
     (found,) = judge(leads, *(cell(row, score, 0.5, 2) for row, score in scores.items()))
     assert found.difference == pytest.approx((70 - 60) - (90 - 86))
     assert found.noise == pytest.approx(2 * math.sqrt(4 * 0.5**2 / 2))
-    assert (found.ahead, found.behind) == ("70.0 ± 0.5 − 60.0 ± 0.5", "90.0 ± 0.5 − 86.0 ± 0.5")
 
 
 def test_what_is_not_measured_gets_no_verdict():
@@ -103,11 +111,9 @@ def test_what_is_not_measured_gets_no_verdict():
 def test_conditions_that_disagree_are_named():
     cells = [cell("a", 90.0, 0.1, 2), cell("b", 80.0, 0.1, 2)]
     under_paper = judge(A_OVER_B, *cells)
-    under_sid = list(compare_rows(A_OVER_B, table(*reversed_scores(cells), recipe="sid-small")))
-    assert verdict(under_paper) == "**holds** (linear, recipe paper, 100 epochs, 50,000 images)"
-    text = verdict([*under_paper, *under_sid])
-    assert "**holds** under linear, recipe paper" in text
-    assert "**does not hold** under linear, recipe sid-small" in text
+    under_sid = list(compare_rows(A_OVER_B, Measured("B", table(*reversed_scores(cells)))))
+    assert verdict(under_paper) == "**holds** (linear A)"
+    assert verdict([*under_paper, *under_sid]) == "**holds** (linear A); **does not hold** (linear B)"
 
 
 def reversed_scores(cells):
@@ -124,16 +130,13 @@ def test_the_page(tmp_path):
         for row, values in scores.items()
         for probe, value in zip(probes, values, strict=True)
     ]
-    (folder / "rivals.json").write_text(json.dumps(table(*cells)))
+    untrained = {"row": ["d"], "column": "linear", "ours": 10.0, "std": None, "seeds": 1, "num_test": 10_000}
+    (folder / "rivals.json").write_text(json.dumps(table(*cells, untrained)))
     (folder / "cost.json").write_text(json.dumps({"title": "of a benchmark", "rows": []}))
     page = write_claims(folder, claims, tmp_path / "claims.md").read_text()
-    assert (
-        "| 1. a is better | Table 1 | **holds, one seed** (linear, recipe paper, 100 epochs, 50,000 images) |" in page
-    )
-    assert (
-        "| a | b | rivals: linear; recipe paper, 100 epochs, 50,000 images | 90.0 | 80.0 | +10 | 1 | 1 | holds |"
-        in page
-    )
+    assert "| 1. a is better | Table 1 | **holds, one seed** (linear A) |" in page
+    assert "| a | b | linear A | 90.0 | 80.0 | +10 | 1 | 1 | holds |" in page
+    assert "- **A** rivals: a title, recipe paper: 100 epochs; 50,000 images; 2026-11-18; cpu; torch 2.15." in page
     assert "The paper: 1 against 0." in page
     assert "| 2. Feature Calibrate improves accuracy | Table 6 | not measured |" in page
     assert "Not measured: `onecrop reproduce table6`." in page
@@ -141,6 +144,11 @@ def test_the_page(tmp_path):
     assert "knn turns 1 of 3 pairs of rows around, against linear." in page
     assert "linear-fast turns 0 of 3 pairs of rows around" in page
     assert "- not measured: table6" in page
+
+
+def test_rows_are_named_by_what_says_something():
+    one = Measured("A", table(heads=["SqrtKL", "images", "method"]))
+    assert one.row(("yes", "2,500", "MoCo v2")) == "SqrtKL yes, images 2,500, MoCo v2"
 
 
 def test_a_folder_without_tables_is_refused(tmp_path):

@@ -1,11 +1,12 @@
 """The page of claims: what the paper says, and what the measured tables say to it.
 
-A claim is a set of comparisons between cells of tables that `onecrop reproduce` has made. No verdict is written by
+A claim is a set of comparisons between rows of tables that `onecrop reproduce` has made. No verdict is written by
 hand: each follows from the numbers, their spread over seeds and the size of the test set.
 """
 
 import json
 import math
+import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +15,10 @@ from onecrop.errors import UserError
 from onecrop.files import write_atomically
 
 Row = tuple[str, ...]  # the head cells of a table's row
+Cell = dict[str, Any]
 COST = ("hours", "memory, MB")  # less is better; two machines of a kind differ by some percent
 COST_NOISE = 0.05
+PROBES = ("linear", "linear-fast", "knn")
 HOLDS, FAILS, EQUAL = "holds", "does not hold", "no difference beyond noise"
 
 
@@ -37,40 +40,64 @@ class Claim(NamedTuple):
     printed: str = ""  # what the paper prints for it
 
 
+class Measured(NamedTuple):
+    """A table that `onecrop reproduce` made, and the letter under which the page names it."""
+
+    letter: str
+    table: dict[str, Any]
+
+    def row(self, row: Row) -> str:
+        """A number, a yes or a no says nothing without its head."""
+        named = zip(self.table["heads"], row, strict=True)
+        return ", ".join(
+            value if value[0].isalpha() and value not in ("yes", "no") else f"{head} {value}" for head, value in named
+        )
+
+
 class Finding(NamedTuple):
     """One comparison in one column of one measured table."""
 
+    measured: Measured
     comparison: Comparison
     column: str
-    under: str  # recipe, epochs, images
-    ahead: str
-    behind: str
-    difference: float  # how far ahead
-    noise: float  # twice the standard error of that
-    seeds: int
+    ahead: tuple[Cell, ...]  # the row's cell and, where leads are compared, that of the row it leads
+    behind: tuple[Cell, ...]
+    noise: float  # twice the standard error of the difference
+
+    @property
+    def difference(self) -> float:
+        """How far ahead."""
+        leads = [cells[0]["ours"] - sum(cell["ours"] for cell in cells[1:]) for cells in (self.ahead, self.behind)]
+        return float(leads[1] - leads[0] if self.column in COST else leads[0] - leads[1])
+
+    @property
+    def seeds(self) -> int:
+        return min(cell["seeds"] for cell in (*self.ahead, *self.behind))
 
     @property
     def verdict(self) -> str:
         if self.difference > self.noise or (self.comparison.or_equal and self.difference >= -self.noise):
             return HOLDS
-        return FAILS if self.difference < -self.noise or self.comparison.or_equal else EQUAL
+        return FAILS if self.difference < -self.noise else EQUAL
 
 
 def write_claims(folder: Path, claims: Sequence[Claim], out: Path) -> Path:
     """From the tables of `onecrop reproduce` (*.json) in `folder`."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: name one with tables that onecrop reproduce has made")
-    tables = [content for file in sorted(folder.glob("*.json")) if "table" in (content := _read(file))]
+    contents = [_read(file) for file in sorted(folder.glob("*.json"))]
+    tables = [table for table in contents if "table" in table]
+    measured = [Measured(string.ascii_uppercase[n] if n < 26 else str(n), table) for n, table in enumerate(tables)]
+    found = [_findings(claim, measured) for claim in claims]
     lines = [HEAD.format(folder=folder), "| claim | stands in | verdict |", "| --- | --- | --- |"]
-    found = [_findings(claim, tables) for claim in claims]
     for number, (claim, findings) in enumerate(zip(claims, found, strict=True), 1):
         lines.append(f"| {number}. {claim.says} | {claim.where} | {verdict(findings)} |")
+    lines += ["", "## Measured", "", *_sources(claims, measured)]
     for number, (claim, findings) in enumerate(zip(claims, found, strict=True), 1):
         lines += ["", f"## {number}. {claim.says}", "", *_section(claim, findings)]
-    for table in tables:
-        lines += [*_probes(table)]
-    lines += ["", "## The tables behind it", "", *_sources(claims, tables), ""]
-    write_atomically(out, "\n".join(lines).encode())
+    for one in measured:
+        lines += _probes(one)
+    write_atomically(out, "\n".join([*lines, ""]).encode())
     return out
 
 
@@ -80,8 +107,8 @@ Made by `onecrop claims {folder}` from tables of `onecrop reproduce` in that fol
 
 A difference counts where it is over twice its standard error. The error of an accuracy is the spread over seeds, of all
 rows of the table together, by the root of their number; where no row has two seeds it is √(p(1 − p)/n) for n test
-pictures. Hours and memory have to differ by 5 %. A claim of several comparisons holds where all of them do; under which
-recipe, for how many epochs and images, stands beside the verdict.
+pictures. Hours and memory have to differ by 5 %. A claim of several comparisons holds where all of them do. Letters
+name the tables listed below: recipe, length and data of the runs.
 """
 
 
@@ -93,49 +120,39 @@ def _read(file: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def _findings(claim: Claim, tables: Sequence[dict[str, Any]]) -> list[Finding]:
-    every = ((comparison, table) for comparison in claim.comparisons for table in tables)
+def _findings(claim: Claim, measured: Sequence[Measured]) -> list[Finding]:
+    every = ((comparison, one) for comparison in claim.comparisons for one in measured)
     return [
         finding
-        for comparison, table in every
-        if table["table"] == comparison.table
-        for finding in compare_rows(comparison, table)
+        for comparison, one in every
+        if one.table["table"] == comparison.table
+        for finding in compare_rows(comparison, one)
     ]
 
 
-def compare_rows(comparison: Comparison, table: dict[str, Any]) -> Iterator[Finding]:
-    cells = {(tuple(cell["row"]), cell["column"]): cell for cell in table["cells"] if cell["ours"] is not None}
+def compare_rows(comparison: Comparison, measured: Measured) -> Iterator[Finding]:
+    """A finding for each column in which all of the rows are measured."""
+    cells = {(tuple(cell["row"]), cell["column"]): cell for cell in _scored(measured)}
     for column in comparison.columns:
         found = [cells.get((row, column)) for row in (comparison.ahead, comparison.behind, *comparison.over)]
-        used = [cell for cell in found if cell is not None]
-        if len(used) < len(found):
-            continue  # not measured yet
-        ahead, behind = used[0::2], used[1::2]  # each with the row it leads, where that is what counts
-        difference = _lead(ahead) - _lead(behind)
-        spread = _spread([cell for (_, other), cell in cells.items() if other == column])
-        yield Finding(
-            comparison,
-            column,
-            _under(table, used),
-            " − ".join(map(_value, ahead)),
-            " − ".join(map(_value, behind)),
-            -difference if column in COST else difference,
-            2 * math.hypot(*(standard_error(cell, spread) for cell in used)),
-            min(cell["seeds"] for cell in used),
-        )
+        used = tuple(cell for cell in found if cell is not None)
+        if len(used) == len(found):
+            spread = _spread([cell for (_, other), cell in cells.items() if other == column])
+            noise = 2 * math.hypot(*(standard_error(cell, spread) for cell in used))
+            yield Finding(measured, comparison, column, used[0::2], used[1::2], noise)
 
 
-def _lead(cells: Sequence[dict[str, Any]]) -> float:
-    return float(cells[0]["ours"] - sum(cell["ours"] for cell in cells[1:]))
+def _scored(measured: Measured) -> list[Cell]:
+    return [cell for cell in measured.table["cells"] if cell["ours"] is not None]
 
 
-def _spread(cells: Sequence[dict[str, Any]]) -> float | None:
+def _spread(cells: Sequence[Cell]) -> float | None:
     """The standard deviation over seeds that the rows of a column have in common: one of two seeds says little."""
     variances = [cell["std"] ** 2 for cell in cells if cell["std"] is not None for _ in range(cell["seeds"] - 1)]
     return math.sqrt(sum(variances) / len(variances)) if variances else None
 
 
-def standard_error(cell: dict[str, Any], spread: float | None) -> float:
+def standard_error(cell: Cell, spread: float | None) -> float:
     """Of a mean over seeds, in the cell's own unit."""
     if cell["column"] in COST:
         return COST_NOISE / 2 * float(cell["ours"]) / math.sqrt(2)  # two equal cells: 5 % in all
@@ -145,45 +162,24 @@ def standard_error(cell: dict[str, Any], spread: float | None) -> float:
     return 100 * math.sqrt(max(0.0, share * (1 - share)) / cell["num_test"])
 
 
-def _under(table: dict[str, Any], cells: Sequence[dict[str, Any]]) -> str:
-    epochs = sorted({cell["epochs"] for cell in cells})
-    images = sorted({cell["images"] for cell in cells})
-    told = [f"recipe {table['recipe']}", f"{_range(epochs)} epochs", f"{_range(images)} images"]
-    other = [text for text in table["differences"] if " stands for " in text or text.startswith("scored by ")]
-    return ", ".join([*told, *other])
-
-
-def _range(values: Sequence[int]) -> str:
-    return f"{values[0]:,}" if len(values) == 1 else f"{values[0]:,} to {values[-1]:,}"
-
-
-def _value(cell: dict[str, Any]) -> str:
-    if cell["column"] in COST:
-        return f"{cell['ours']:.3g}"
-    return f"{cell['ours']:.1f}" + (f" ± {cell['std']:.1f}" if cell["std"] is not None else "")
-
-
 def verdict(findings: Sequence[Finding]) -> str:
     """Of a claim: one word where all its conditions agree, else which of them say what."""
     if not findings:
         return "not measured"
     conditions = dict[str, list[Finding]]()
     for finding in findings:
-        conditions.setdefault(f"{finding.column}, {finding.under}", []).append(finding)
-    words = {condition: _together(part) for condition, part in conditions.items()}
-    if len(set(words.values())) == 1:
-        return f"**{next(iter(words.values()))}** ({'; '.join(words)})"
-    return "; ".join(f"**{word}** under {condition}" for condition, word in words.items())
+        conditions.setdefault(f"{finding.column} {finding.measured.letter}", []).append(finding)
+    words = dict[str, list[str]]()
+    for condition, part in conditions.items():
+        words.setdefault(_together(part), []).append(condition)
+    return "; ".join(f"**{word}** ({', '.join(part)})" for word, part in words.items())
 
 
 def _together(findings: Sequence[Finding]) -> str:
     """Of several comparisons under one condition."""
     verdicts = [finding.verdict for finding in findings]
-    seeds = min(finding.seeds for finding in findings)
-    word = (
-        verdicts[0] if len(set(verdicts)) == 1 else f"holds in {verdicts.count(HOLDS)} of {len(verdicts)} comparisons"
-    )
-    return word + (", one seed" if seeds == 1 else "")
+    word = verdicts[0] if len(set(verdicts)) == 1 else f"{verdicts.count(HOLDS)} of {len(verdicts)} comparisons hold"
+    return word + (", one seed" if min(finding.seeds for finding in findings) == 1 else "")
 
 
 def _section(claim: Claim, findings: Sequence[Finding]) -> list[str]:
@@ -193,49 +189,68 @@ def _section(claim: Claim, findings: Sequence[Finding]) -> list[str]:
         return [*lines, "Not measured: " + ", ".join(f"`onecrop reproduce {table}`" for table in tables) + "."]
     lines += ["| better | than | in | ours | against | ahead by | noise | seeds | |", "|" + " --- |" * 9]
     for finding in findings:
-        rows = [
-            ", ".join(row) for row in (finding.comparison.ahead, finding.comparison.behind, *finding.comparison.over)
+        rows = [finding.comparison.ahead, finding.comparison.behind, *finding.comparison.over]
+        names = [finding.measured.row(row) for row in rows]
+        cells = [
+            " − ".join(names[0::2]),
+            " − ".join(names[1::2]),
+            f"{finding.column} {finding.measured.letter}",
+            " − ".join(map(_value, finding.ahead)),
+            " − ".join(map(_value, finding.behind)),
+            f"{finding.difference:+.2g}".replace("-", "−"),
+            f"{finding.noise:.2g}",
+            str(finding.seeds),
+            finding.verdict,
         ]
-        ahead, behind = " − ".join(rows[0::2]), " − ".join(rows[1::2])
-        where = f"{finding.comparison.table}: {finding.column}; {finding.under}"
-        gap = f"{finding.difference:+.3g}".replace("-", "−")
-        numbers = f"{finding.ahead} | {finding.behind} | {gap} | {finding.noise:.2g} | {finding.seeds}"
-        lines.append(f"| {ahead} | {behind} | {where} | {numbers} | {finding.verdict} |")
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
     return lines
 
 
-PROBES = ("linear", "linear-fast", "knn")
+def _value(cell: Cell) -> str:
+    if cell["column"] in COST:
+        return f"{cell['ours']:.3g}"
+    return f"{cell['ours']:.1f}" + (f" ± {cell['std']:.1f}" if cell["std"] is not None else "")
 
 
-def _probes(table: dict[str, Any]) -> list[str]:
-    """Whether a table's ranking depends on the probe; nothing for tables of one probe or of few rows."""
-    scores: dict[str, dict[Row, float]] = {probe: {} for probe in PROBES}
-    for cell in table["cells"]:
-        if cell["column"] in scores and cell["ours"] is not None:
-            scores[cell["column"]][tuple(cell["row"])] = cell["ours"]
-    rows = sorted(set.intersection(*(set(score) for score in scores.values())), key=lambda row: -scores["linear"][row])
-    if len(rows) < 3:
-        return []
-    ranks = {probe: {row: 1 + sum(score[other] > score[row] for other in rows) for row in rows}
-             for probe, score in scores.items()}  # fmt: skip
-    lines = ["", f"## Do the probes rank alike? {table['title']}, recipe {table['recipe']}", ""]
-    lines += [f"| row | {' | '.join(PROBES)} |", "|" + " --- |" * (1 + len(PROBES))]
-    for row in rows:
-        cells = " | ".join(f"{scores[probe][row]:.1f} ({ranks[probe][row]}.)" for probe in PROBES)
-        lines.append(f"| {', '.join(row)} | {cells} |")
-    pairs = [(a, b) for number, a in enumerate(rows) for b in rows[number + 1 :]]
-    for probe in PROBES[1:]:
-        turned = sum((scores["linear"][a] - scores["linear"][b]) * (scores[probe][a] - scores[probe][b]) < 0
-                     for a, b in pairs)  # fmt: skip
-        lines += ["", f"{probe} turns {turned} of {len(pairs)} pairs of rows around, against linear."]
-    return lines
-
-
-def _sources(claims: Sequence[Claim], tables: Sequence[dict[str, Any]]) -> list[str]:
+def _sources(claims: Sequence[Claim], measured: Sequence[Measured]) -> list[str]:
+    """The tables by their letters, each with what it takes to get it again; and those that are missing."""
     lines = []
-    for table in tables:
-        lines.append(f"- {table['title']} ({table['date']}, {table['device']}, torch {table['torch']}):")
+    for letter, table in measured:
+        told = [f"{_range(values)} {name}" for name in ("epochs", "images") if (values := _values(table, name))]
+        told += [table["date"], table["device"], f"torch {table['torch']}", *table["differences"]]
+        lines.append(f"- **{letter}** {table['title']}, recipe {table['recipe']}: {'; '.join(told)}.")
         lines.append(f"  `{table['command']}`")
     wanted = {comparison.table for claim in claims for comparison in claim.comparisons}
-    missing = sorted(wanted - {table["table"] for table in tables})
+    missing = sorted(wanted - {one.table["table"] for one in measured})
     return lines + ([f"- not measured: {', '.join(missing)}"] if missing else [])
+
+
+def _values(table: dict[str, Any], name: str) -> set[int]:
+    """An untrained network has no epochs."""
+    return {cell[name] for cell in table["cells"] if cell["ours"] is not None and name in cell}
+
+
+def _range(values: set[int]) -> str:
+    return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
+
+
+def _probes(measured: Measured) -> list[str]:
+    """Whether a table's ranking depends on the probe; nothing for tables of fewer probes or of few rows."""
+    scores: dict[str, dict[Row, float]] = {probe: {} for probe in PROBES}
+    for cell in _scored(measured):
+        if cell["column"] in scores:
+            scores[cell["column"]][tuple(cell["row"])] = cell["ours"]
+    rows = sorted(set.intersection(*map(set, scores.values())), key=lambda row: -scores["linear"][row])
+    if len(rows) < 3:
+        return []
+    lines = ["", f"## Do the probes rank alike? ({measured.letter})", ""]
+    lines += [f"| row | {' | '.join(PROBES)} |", "|" + " --- |" * (1 + len(PROBES))]
+    for row in rows:
+        ranks = {probe: 1 + sum(score[other] > score[row] for other in rows) for probe, score in scores.items()}
+        cells = " | ".join(f"{scores[probe][row]:.1f} ({ranks[probe]}.)" for probe in PROBES)
+        lines.append(f"| {measured.row(row)} | {cells} |")
+    pairs = [(a, b) for number, a in enumerate(rows) for b in rows[number + 1 :]]
+    for probe in PROBES[1:]:
+        turned = sum(scores[probe][a] < scores[probe][b] for a, b in pairs)
+        lines += ["", f"{probe} turns {turned} of {len(pairs)} pairs of rows around, against linear."]
+    return lines

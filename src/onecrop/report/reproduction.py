@@ -60,7 +60,7 @@ def write_reproduction(
             lines.append(f"- {' '.join(cell['row'])}, {cell['column']}: failed: {cell['failure']}")
     write_atomically(folder / f"{name}.md", "\n".join(lines).encode("utf-8", "backslashreplace"))
     write_atomically(folder / f"{name}.csv", as_csv(heads, cells, facts["scale"]).encode("utf-8", "backslashreplace"))
-    write_json(folder / f"{name}.json", {**facts, "rows": rows, "cells": list(cells)})
+    write_json(folder / f"{name}.json", {**facts, "heads": list(heads), "rows": rows, "cells": list(cells)})
     if picture in ("cost", "line", "subsets") and any(cell["ours"] is not None for cell in cells):
         try:
             if picture == "cost":
