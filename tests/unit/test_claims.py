@@ -2,11 +2,13 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 
 from onecrop.errors import UserError
 from onecrop.report.claims import EQUAL, FAILS, HOLDS, Claim, Comparison, Measured, compare_rows, verdict, write_claims
+from onecrop.report.results import write_results
 from onecrop.reproduce import TABLES, numbers
 from onecrop.reproduce.statements import CLAIMS
 
@@ -40,6 +42,8 @@ A_OVER_B = Comparison("rivals", ("a",), ("b",), ("linear",))
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.says)
 def test_claims_are_about_cells_that_the_tables_have(claim):
     for comparison in claim.comparisons:
+        if comparison.table == "cost":  # of benchmarks/cost.py, which takes any method and backbone
+            continue
         made = {(made.row, made.column) for made in TABLES[comparison.table]().cells if made.training is not None}
         for row in (comparison.ahead, comparison.behind, *comparison.over):
             for column in comparison.columns:
@@ -132,7 +136,7 @@ def test_the_page(tmp_path):
     ]
     untrained = {"row": ["d"], "column": "linear", "ours": 10.0, "std": None, "seeds": 1, "num_test": 10_000}
     (folder / "rivals.json").write_text(json.dumps(table(*cells, untrained)))
-    (folder / "cost.json").write_text(json.dumps({"title": "of a benchmark", "rows": []}))
+    (folder / "step.json").write_text(json.dumps({"title": "of a benchmark", "rows": [{"step_ms": 6.4}]}))
     page = write_claims(folder, claims, tmp_path / "claims.md").read_text()
     assert "| 1. a is better | Table 1 | **holds, one seed** (linear A) |" in page
     assert "| a | b | linear A | 90.0 | 80.0 | +10 | 1 | 1 | holds |" in page
@@ -144,6 +148,20 @@ def test_the_page(tmp_path):
     assert "knn turns 1 of 3 pairs of rows around, against linear." in page
     assert "linear-fast turns 0 of 3 pairs of rows around" in page
     assert "- not measured: table6" in page
+
+
+def test_the_cost_of_an_epoch_is_a_table_too(tmp_path):
+    costs = {"sid": (0.6, 1.7), "byol": (1.6, 2.9), "moco": (0.61, 1.7)}
+    rows = [
+        {"method": method, "backbone": "resnet18", "images": 50_000, "epoch_seconds": seconds, "memory_gb": memory}
+        for method, (seconds, memory) in costs.items()
+    ]
+    rows.append({"method": "pid", "backbone": "resnet18", "images": 50_000, "failure": "does not fit"})
+    facts = {"title": "Cost of an epoch", "command": "python benchmarks/cost.py", "date": "2026-11-16"}
+    (tmp_path / "cost.json").write_text(json.dumps({**facts, "device": "a GPU", "torch": "2.11", "rows": rows}))
+    page = write_claims(tmp_path, CLAIMS, tmp_path / "claims.md").read_text()
+    assert "| **1 of 2 comparisons hold** (epoch seconds A, memory gb A) |" in page  # byol costs more, moco as much
+    assert "| resnet18, sid, images 50,000 | resnet18, byol, images 50,000 | epoch seconds A | 0.6 | 1.6 | +1 |" in page
 
 
 def test_rows_are_named_by_what_says_something():
@@ -158,3 +176,16 @@ def test_a_folder_without_tables_is_refused(tmp_path):
     with pytest.raises(UserError, match="there is no folder"):
         write_claims(tmp_path / "nowhere", CLAIMS, tmp_path / "claims.md")
     assert not (tmp_path / "claims.md").exists()
+
+
+def test_the_pages_of_the_docs_are_what_their_files_say(tmp_path, monkeypatch):
+    """Neither was edited by hand, nor forgotten when a file was added."""
+    monkeypatch.chdir(Path(__file__).parents[2])
+    folder = Path("docs/results")
+    for name, made in (
+        ("claims.md", write_claims(folder, CLAIMS, tmp_path / "claims.md")),
+        ("results.md", write_results(folder, tmp_path / "results.md")),
+    ):
+        assert Path("docs", name).read_text() == made.read_text(), (
+            f"docs/{name}: run `onecrop {name[:-3]} docs/results`"
+        )

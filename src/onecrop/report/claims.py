@@ -16,7 +16,12 @@ from onecrop.files import write_atomically
 
 Row = tuple[str, ...]  # the head cells of a table's row
 Cell = dict[str, Any]
-COST = ("hours", "memory, MB")  # less is better; two machines of a kind differ by some percent
+COST = (
+    "hours",
+    "memory, MB",
+    "epoch seconds",
+    "memory gb",
+)  # less is better; two machines of a kind differ by some percent
 COST_NOISE = 0.05
 PROBES = ("linear", "linear-fast", "knn")
 HOLDS, FAILS, EQUAL = "holds", "does not hold", "no difference beyond noise"
@@ -82,11 +87,10 @@ class Finding(NamedTuple):
 
 
 def write_claims(folder: Path, claims: Sequence[Claim], out: Path) -> Path:
-    """From the tables of `onecrop reproduce` (*.json) in `folder`."""
+    """From the tables of `onecrop reproduce` and of benchmarks/cost.py (*.json) in `folder`."""
     if not folder.is_dir():
         raise UserError(f"there is no folder {folder}: name one with tables that onecrop reproduce has made")
-    contents = [_read(file) for file in sorted(folder.glob("*.json"))]
-    tables = [table for table in contents if "table" in table]
+    tables = [table for file in sorted(folder.glob("*.json")) if (table := _as_table(_read(file)))]
     measured = [Measured(string.ascii_uppercase[n] if n < 26 else str(n), table) for n, table in enumerate(tables)]
     found = [_findings(claim, measured) for claim in claims]
     lines = [HEAD.format(folder=folder), "| claim | stands in | verdict |", "| --- | --- | --- |"]
@@ -103,7 +107,8 @@ def write_claims(folder: Path, claims: Sequence[Claim], out: Path) -> Path:
 
 HEAD = """# Which of the paper's claims hold
 
-Made by `onecrop claims {folder}` from tables of `onecrop reproduce` in that folder; no verdict is written by hand.
+Made by `onecrop claims {folder}` from the tables of `onecrop reproduce` and of `benchmarks/cost.py` in that folder; no
+verdict is written by hand.
 
 A difference counts where it is over twice its standard error. The error of an accuracy is the spread over seeds, of all
 rows of the table together, by the root of their number; where no row has two seeds it is √(p(1 − p)/n) for n test
@@ -118,6 +123,26 @@ def _read(file: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise UserError(f"{file} cannot be read: {error}") from None
     return content if isinstance(content, dict) else {}
+
+
+def _as_table(content: dict[str, Any]) -> dict[str, Any] | None:
+    """A table of `onecrop reproduce` is one; the cost of an epoch becomes one; other results are none."""
+    costs = [row for row in content.get("rows", ()) if row.get("epoch_seconds") is not None]
+    if "table" in content or not costs:
+        return content if "table" in content else None
+    cells = [
+        {
+            "row": (row["backbone"], row["method"], f"{row['images']:,}"),
+            "column": name.replace("_", " "),
+            "ours": row[name],
+            "std": None,
+            "seeds": 1,
+        }
+        for row in costs
+        for name in ("epoch_seconds", "memory_gb")
+    ]
+    facts = {"table": "cost", "recipe": None, "heads": ("backbone", "method", "images"), "differences": ()}
+    return {**content, **facts, "cells": cells}
 
 
 def _findings(claim: Claim, measured: Sequence[Measured]) -> list[Finding]:
@@ -179,7 +204,8 @@ def _together(findings: Sequence[Finding]) -> str:
     """Of several comparisons under one condition."""
     verdicts = [finding.verdict for finding in findings]
     word = verdicts[0] if len(set(verdicts)) == 1 else f"{verdicts.count(HOLDS)} of {len(verdicts)} comparisons hold"
-    return word + (", one seed" if min(finding.seeds for finding in findings) == 1 else "")
+    alone = min(finding.seeds for finding in findings) == 1 and findings[0].column not in COST
+    return word + (", one seed" if alone else "")
 
 
 def _section(claim: Claim, findings: Sequence[Finding]) -> list[str]:
@@ -218,7 +244,8 @@ def _sources(claims: Sequence[Claim], measured: Sequence[Measured]) -> list[str]
     for letter, table in measured:
         told = [f"{_range(values)} {name}" for name in ("epochs", "images") if (values := _values(table, name))]
         told += [table["date"], table["device"], f"torch {table['torch']}", *table["differences"]]
-        lines.append(f"- **{letter}** {table['title']}, recipe {table['recipe']}: {'; '.join(told)}.")
+        recipe = f", recipe {table['recipe']}" if table["recipe"] else ""
+        lines.append(f"- **{letter}** {table['title']}{recipe}: {'; '.join(told)}.")
         lines.append(f"  `{table['command']}`")
     wanted = {comparison.table for claim in claims for comparison in claim.comparisons}
     missing = sorted(wanted - {one.table["table"] for one in measured})
