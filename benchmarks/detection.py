@@ -10,11 +10,13 @@ other, and with nothing that is published.
 
 `train` goes through the lengths of --iterations, shortest first, and cuts the next one to what fits into --minutes by
 the speed of the one before: every row that is there was trained for the steps it says. FOUND is rewritten after every
-run and holds two small files. Where faster-coco-eval is not installed, COCO is trained on without masks.
+run and holds two small files, with what each run printed. Where faster-coco-eval is not installed, COCO is trained on
+without masks.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -86,18 +88,21 @@ def command(kind: str, weights: str, out: Path, iterations: int, args: argparse.
     return [sys.executable, "-m", "onecrop", "detect", weights, *flags]
 
 
-def finish(order: list[str], folder: Path, iterations: int, until: float) -> Found:
+def finish(order: list[str], folder: Path, iterations: int, until: float, jobs: int) -> Found:
     """Run it to its end, or until there is no time left."""
     begun = time.monotonic()
-    log = folder.with_suffix(".log")
-    with log.open("w") as file:
-        done = subprocess.run(order, stdout=file, stderr=subprocess.STDOUT, timeout=max(1.0, until - begun))
-    if done.returncode:
-        raise RuntimeError(log.read_text(errors="replace")[-600:])
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}  # or each run takes all cores for itself
+    with printed_by(folder).open("w") as file:
+        streams = {"stdout": file, "stderr": subprocess.STDOUT}
+        subprocess.run(order, **streams, env=threads | os.environ, timeout=until - begun, check=True)
     whole = time.monotonic() - begun
     rows = read_json_lines(folder / "metrics.jsonl")
     last = rows[-1]["step"] - rows[-2]["step"] if len(rows) > 1 else iterations  # the first steps load kernels
     return Found(folder, whole, rows[-1]["seconds"] / last)
+
+
+def printed_by(folder: Path) -> Path:
+    return folder.with_suffix(".log")
 
 
 def wave(work: Path, weights: dict[str, str], iterations: int, until: float, args: argparse.Namespace) -> list[Found]:
@@ -110,14 +115,16 @@ def wave(work: Path, weights: dict[str, str], iterations: int, until: float, arg
             for start, path in weights.items():
                 folder = work / f"{kind}-{start}-{iterations}"
                 order = command(kind, path, folder, iterations, args)
-                running[pool.submit(finish, order, folder, iterations, until)] = folder.name
+                running[pool.submit(finish, order, folder, iterations, until, args.jobs)] = folder
         for future in as_completed(running):
+            folder = running[future]
             try:
                 found.append(future.result())
-                print(f"{running[future]}: {found[-1].whole:.0f} s, {1000 * found[-1].step:.0f} ms a step", flush=True)
-                pack(work, args.out)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(f"{running[future]} failed: {error}", flush=True)
+                print(f"{folder.name}: {found[-1].whole:.0f} s, {1000 * found[-1].step:.0f} ms a step", flush=True)
+            except subprocess.SubprocessError as error:
+                end = "no time left" if isinstance(error, subprocess.TimeoutExpired) else "failed"
+                print(f"{folder.name}: {end}\n{printed_by(folder).read_text(errors='replace')[-1500:]}", flush=True)
+            pack(work, args.out)
     return found
 
 
@@ -129,13 +136,15 @@ def fitting(asked: int, found: list[Found], earlier: int, left: float, rounds: i
 
 
 def pack(work: Path, out: Path) -> None:
-    """All that scoring needs of the finished runs, without their checkpoints."""
+    """All that scoring needs of the finished runs, without their checkpoints, and what all of them printed."""
     part = out / f"{RUNS}.part"
     with tarfile.open(part, "w:gz") as archive:
         for file in sorted(work.glob("*/detections.json")):
             for kept in sorted(file.parent.iterdir()):
                 if kept.is_file():
                     archive.add(kept, f"{file.parent.name}/{kept.name}")
+        for log in sorted(work.glob("*.log")):
+            archive.add(log, log.name)
     part.replace(out / RUNS)
 
 
@@ -175,7 +184,9 @@ def score(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as temporary:
         with tarfile.open(args.folder / RUNS) as archive:
             archive.extractall(temporary, filter="data")
-        rows = [row(folder) for folder in Path(temporary).iterdir()]
+        rows = [row(folder) for folder in Path(temporary).iterdir() if folder.is_dir()]
+    if not rows:
+        raise SystemExit(f"no run of {args.folder} was finished: what they printed is in its {RUNS}")
     order = {name: place for place, name in enumerate(("scratch", "untrained", "pretrained"))}
     rows.sort(key=lambda one: (one["set"] == "coco", one["iterations"], order[one["start"]]))
     save(result | {"rows": rows}, args.out)
