@@ -62,7 +62,7 @@ def learn_by_heart(folder, monkeypatch, photographs, **changes):
     ).override({"batch_size": len(photographs), "norm_steps": 10, **changes})
     sizes = recipe.sizes()
     monkeypatch.setattr(
-        Batches, "_plan", lambda self, step: [(p, sizes.test, sizes.longest, False, True) for p in self.pictures]
+        Batches, "_plan", lambda self, step: [(p, sizes.test, sizes.longest, False, self.masks) for p in self.pictures]
     )
     return detect(recipe)
 
