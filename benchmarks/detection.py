@@ -151,9 +151,12 @@ def pack(work: Path, out: Path) -> None:
 def train(args: argparse.Namespace) -> None:
     until = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
+    if (args.out / RUNS).exists():
+        raise SystemExit(f"{args.out} holds runs, which are not overwritten: choose another --out")
     save(result_file("Detection on small copies of VOC and COCO", [], [note(args)]), args.out / FACTS)
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
+        pack(work, args.out)
         weights = starts(work, args)
         print(f"pretrained; {until - time.monotonic():.0f} s left", flush=True)
         found, earlier = list[Found](), 0

@@ -74,3 +74,18 @@ def test_a_call_in_which_nothing_was_finished_is_said_to_be_so(detection, tmp_pa
     detection.save(detection.result_file("Detection", []), tmp_path / "made.json")
     with pytest.raises(SystemExit, match=r"no run of .* was finished"):
         detection.score(args)
+
+
+def test_runs_are_not_overwritten_and_a_stop_before_the_first_can_be_read(detection, tmp_path, monkeypatch):
+    def stopped(folder, args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(detection, "starts", stopped)
+    monkeypatch.setattr(detection, "note", str)
+    args = Namespace(minutes=1.0, out=tmp_path / "found", folder=tmp_path / "found")
+    with pytest.raises(KeyboardInterrupt):
+        detection.train(args)
+    with pytest.raises(SystemExit, match=r"no run of .* was finished"):
+        detection.score(args)
+    with pytest.raises(SystemExit, match="not overwritten"):
+        detection.train(args)
