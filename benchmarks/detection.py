@@ -88,7 +88,7 @@ def command(kind: str, weights: str, out: Path, iterations: int, args: argparse.
     return [sys.executable, "-m", "onecrop", "detect", weights, *flags]
 
 
-def finish(order: list[str], folder: Path, iterations: int, until: float, jobs: int) -> Found:
+def finish(order: list[str], folder: Path, until: float, jobs: int) -> Found:
     """Run it to its end, or until there is no time left."""
     begun = time.monotonic()
     threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}  # or each run takes all cores for itself
@@ -97,8 +97,9 @@ def finish(order: list[str], folder: Path, iterations: int, until: float, jobs: 
         subprocess.run(order, **streams, env=threads | os.environ, timeout=until - begun, check=True)
     whole = time.monotonic() - begun
     rows = read_json_lines(folder / "metrics.jsonl")
-    last = rows[-1]["step"] - rows[-2]["step"] if len(rows) > 1 else iterations  # the first steps load kernels
-    return Found(folder, whole, rows[-1]["seconds"] / last)
+    first = rows[0]["step"] if len(rows) > 1 else 0  # they load kernels; the last have the GPU to themselves
+    later = sum(row["seconds"] for row in rows if row["step"] > first)
+    return Found(folder, whole, later / (rows[-1]["step"] - first))
 
 
 def printed_by(folder: Path) -> Path:
@@ -115,7 +116,7 @@ def wave(work: Path, weights: dict[str, str], iterations: int, until: float, arg
             for start, path in weights.items():
                 folder = work / f"{kind}-{start}-{iterations}"
                 order = command(kind, path, folder, iterations, args)
-                running[pool.submit(finish, order, folder, iterations, until, args.jobs)] = folder
+                running[pool.submit(finish, order, folder, until, args.jobs)] = folder
         for future in as_completed(running):
             folder = running[future]
             try:
