@@ -52,7 +52,7 @@ def test_what_is_finished_when_time_runs_out_can_be_scored(detection, tmp_path, 
     assert "voc07-untrained-4: failed\n" in said
     assert "CUDA error: an example of it" in said
     assert "voc07-pretrained-4: no time left\nstep 1 of 4" in said
-    with tarfile.open(out / "runs.tar.gz") as archive:
+    with tarfile.open(out / "runs-4.tar.gz") as archive:
         assert set(archive.getnames()) == {
             *(f"voc07-{name}-4.log" for name in WORK),
             *(f"voc07-scratch-4/{name}" for name in ("detections.json", "metrics.jsonl")),
@@ -77,16 +77,15 @@ def test_a_call_in_which_nothing_was_finished_is_said_to_be_so(detection, tmp_pa
         detection.score(args)
 
 
-def test_runs_are_not_overwritten_and_a_stop_before_the_first_can_be_read(detection, tmp_path, monkeypatch):
-    def stopped(folder, args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(detection, "starts", stopped)
-    monkeypatch.setattr(detection, "note", str)
-    args = Namespace(minutes=1.0, out=tmp_path / "found", folder=tmp_path / "found")
-    with pytest.raises(KeyboardInterrupt):
-        detection.train(args)
-    with pytest.raises(SystemExit, match=r"no run of .* was finished"):
-        detection.score(args)
+def test_lengths_have_files_of_their_own_and_are_not_overwritten(detection, tmp_path):
+    """A hundred masks a picture are 3 MB a run, and what comes back from elsewhere may have a limit a file."""
+    work, args = tmp_path / "work", Namespace(minutes=1.0, voc="x", coco=None, jobs=1, out=tmp_path)
+    work.mkdir()
+    for iterations in (4, 14):
+        detection.wave(work, {"scratch": "scratch"}, iterations, time.monotonic() + 60, args)
+        with tarfile.open(tmp_path / f"runs-{iterations}.tar.gz") as archive:
+            assert {name.partition("/")[0] for name in archive.getnames()} == {
+                *(f"voc07-scratch-{iterations}", f"voc07-scratch-{iterations}.log")
+            }
     with pytest.raises(SystemExit, match="not overwritten"):
         detection.train(args)
