@@ -10,11 +10,13 @@ other, and with nothing that is published.
 
 `train` goes through the lengths of --iterations, shortest first, and cuts the next one to what fits into --minutes by
 the speed of the one before: every row that is there was trained for the steps it says. FOUND is rewritten after every
-run and holds two small files. Where faster-coco-eval is not installed, COCO is trained on without masks.
+run: a small file, and one for each length, of a few MB, with what each run printed. Where faster-coco-eval is not
+installed, COCO is trained on without masks.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tarfile
@@ -33,7 +35,7 @@ from onecrop.detect.recipe import DEFAULTS, SCHEDULES
 from onecrop.files import read_json_lines
 from onecrop.nets.backbones import read_backbone, save_backbone, untrained_like
 
-RUNS, FACTS = "runs.tar.gz", "made.json"
+RUNS, FACTS = "runs-{}.tar.gz", "made.json"
 SETS = {"voc": "voc07", "coco": "coco"}
 TRAINING = {  # parts of VOC; all of it; pretraining; detection
     **{"train-part": "train", "test-part": "val"},
@@ -86,18 +88,18 @@ def command(kind: str, weights: str, out: Path, iterations: int, args: argparse.
     return [sys.executable, "-m", "onecrop", "detect", weights, *flags]
 
 
-def finish(order: list[str], folder: Path, iterations: int, until: float) -> Found:
+def finish(order: list[str], folder: Path, until: float, jobs: int) -> Found:
     """Run it to its end, or until there is no time left."""
     begun = time.monotonic()
-    log = folder.with_suffix(".log")
-    with log.open("w") as file:
-        done = subprocess.run(order, stdout=file, stderr=subprocess.STDOUT, timeout=max(1.0, until - begun))
-    if done.returncode:
-        raise RuntimeError(log.read_text(errors="replace")[-600:])
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}  # or each run takes all cores for itself
+    with folder.with_suffix(".log").open("w") as file:
+        streams = {"stdout": file, "stderr": subprocess.STDOUT}
+        subprocess.run(order, **streams, env=threads | os.environ, timeout=until - begun, check=True)
     whole = time.monotonic() - begun
     rows = read_json_lines(folder / "metrics.jsonl")
-    last = rows[-1]["step"] - rows[-2]["step"] if len(rows) > 1 else iterations  # the first steps load kernels
-    return Found(folder, whole, rows[-1]["seconds"] / last)
+    first = rows[0]["step"] if len(rows) > 1 else 0  # they load kernels; the last have the GPU to themselves
+    later = sum(row["seconds"] for row in rows if row["step"] > first)
+    return Found(folder, whole, later / (rows[-1]["step"] - first))
 
 
 def wave(work: Path, weights: dict[str, str], iterations: int, until: float, args: argparse.Namespace) -> list[Found]:
@@ -110,14 +112,17 @@ def wave(work: Path, weights: dict[str, str], iterations: int, until: float, arg
             for start, path in weights.items():
                 folder = work / f"{kind}-{start}-{iterations}"
                 order = command(kind, path, folder, iterations, args)
-                running[pool.submit(finish, order, folder, iterations, until)] = folder.name
+                running[pool.submit(finish, order, folder, until, args.jobs)] = folder
         for future in as_completed(running):
+            folder = running[future]
             try:
                 found.append(future.result())
-                print(f"{running[future]}: {found[-1].whole:.0f} s, {1000 * found[-1].step:.0f} ms a step", flush=True)
-                pack(work, args.out)
-            except (RuntimeError, subprocess.TimeoutExpired) as error:
-                print(f"{running[future]} failed: {error}", flush=True)
+                print(f"{folder.name}: {found[-1].whole:.0f} s, {1000 * found[-1].step:.0f} ms a step", flush=True)
+            except subprocess.SubprocessError as error:
+                end = "no time left" if isinstance(error, subprocess.TimeoutExpired) else "failed"
+                said = folder.with_suffix(".log").read_text(errors="replace")
+                print(f"{folder.name}: {end}\n{said[-1500:]}", flush=True)
+            pack(work, args.out, iterations)
     return found
 
 
@@ -128,20 +133,25 @@ def fitting(asked: int, found: list[Found], earlier: int, left: float, rounds: i
     return min(asked, int((SAFE * left / rounds - rest) / step) // 10 * 10)
 
 
-def pack(work: Path, out: Path) -> None:
-    """All that scoring needs of the finished runs, without their checkpoints."""
-    part = out / f"{RUNS}.part"
+def pack(work: Path, out: Path, iterations: int) -> None:
+    """All that scoring needs of a wave's finished runs, without their checkpoints, and what all of them printed."""
+    whole = out / RUNS.format(iterations)
+    part = whole.with_suffix(".part")
     with tarfile.open(part, "w:gz") as archive:
-        for file in sorted(work.glob("*/detections.json")):
+        for file in sorted(work.glob(f"*-{iterations}/detections.json")):
             for kept in sorted(file.parent.iterdir()):
                 if kept.is_file():
                     archive.add(kept, f"{file.parent.name}/{kept.name}")
-    part.replace(out / RUNS)
+        for log in sorted(work.glob(f"*-{iterations}.log")):
+            archive.add(log, log.name)
+    part.replace(whole)
 
 
 def train(args: argparse.Namespace) -> None:
     until = time.monotonic() + 60 * args.minutes
     args.out.mkdir(parents=True, exist_ok=True)
+    if any(args.out.glob(RUNS.format("*"))):
+        raise SystemExit(f"{args.out} holds runs, which are not overwritten: choose another --out")
     save(result_file("Detection on small copies of VOC and COCO", [], [note(args)]), args.out / FACTS)
     with tempfile.TemporaryDirectory() as temporary:
         work = Path(temporary)
@@ -173,9 +183,12 @@ def score(args: argparse.Namespace) -> None:
     """The runs of a folder, scored from their files -> one result file."""
     result = json.loads((args.folder / FACTS).read_text())
     with tempfile.TemporaryDirectory() as temporary:
-        with tarfile.open(args.folder / RUNS) as archive:
-            archive.extractall(temporary, filter="data")
-        rows = [row(folder) for folder in Path(temporary).iterdir()]
+        for file in args.folder.glob(RUNS.format("*")):
+            with tarfile.open(file) as archive:
+                archive.extractall(temporary, filter="data")
+        rows = [row(folder) for folder in Path(temporary).iterdir() if folder.is_dir()]
+    if not rows:
+        raise SystemExit(f"no run of {args.folder} was finished: what they printed is in {RUNS.format('*')}")
     order = {name: place for place, name in enumerate(("scratch", "untrained", "pretrained"))}
     rows.sort(key=lambda one: (one["set"] == "coco", one["iterations"], order[one["start"]]))
     save(result | {"rows": rows}, args.out)

@@ -41,10 +41,7 @@ class Sample(NamedTuple):
     ratio: Tensor  # float32 [4]: pixels of `image` for one of the file, for left, top, right, bottom
 
     def to(self, device: torch.device) -> "Sample":
-        image, boxes, labels, ratio = (
-            part.to(device, non_blocking=True) for part in (self.image, self.boxes, self.labels, self.ratio)
-        )
-        return Sample(image, boxes, labels, None if self.masks is None else self.masks.to(device), ratio)
+        return Sample._make(None if part is None else part.to(device, non_blocking=True) for part in self)
 
 
 def resized(width: int, height: int, short: int, longest: int) -> tuple[int, int]:
@@ -81,13 +78,8 @@ class Batches:
     """`at(step)`: the samples of a training step, read in the background while the steps before it are computed."""
 
     def __init__(self, pictures: DetectionSet, batch_size: int, sizes: Sizes, masks: bool, seed: int) -> None:
-        self.pictures, self.batch_size, self.sizes, self.masks, self.seed = (
-            pictures.pictures,
-            batch_size,
-            sizes,
-            masks,
-            seed,
-        )
+        self.pictures, self.batch_size, self.sizes = pictures.pictures, batch_size, sizes
+        self.masks, self.seed = masks, seed
         self.wide = np.array([picture.width >= picture.height for picture in self.pictures])
         self.per_epoch = -(-len(self.pictures) // batch_size)
         self.orders: dict[int, NDArray[np.int64]] = {}

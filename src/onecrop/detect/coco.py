@@ -57,7 +57,7 @@ def _read(file: Path) -> dict[str, Any]:
         hint = (
             f"there are {', '.join(there)}: choose with --train-part and --test-part"
             if there
-            else ("--data is the folder that holds annotations/ and the pictures' folders")
+            else "--data is the folder that holds annotations/ and the pictures' folders"
         )
         raise UserError(f"{file} cannot be read; {hint}") from None
     except ValueError as error:
@@ -127,7 +127,4 @@ def run_lengths(mask: NDArray[np.uint8]) -> dict[str, Any]:
     """[height, width] of 0 and 1 -> COCO's compressed run lengths, ready for JSON."""
     runs = coco_tools().mask.encode(np.asfortranarray(mask))
     counts = runs["counts"]
-    return {
-        "size": [int(side) for side in runs["size"]],
-        "counts": counts.decode() if isinstance(counts, bytes) else counts,
-    }
+    return {"size": list(mask.shape), "counts": counts.decode() if isinstance(counts, bytes) else counts}

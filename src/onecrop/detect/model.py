@@ -111,7 +111,7 @@ class Heads(RoIHeads):  # type: ignore[misc]
         return cast(Tensor, self.box_head(crops))  # [R, dim, 7, 7]
 
     def losses(self, features: Tensor, proposals: list[Tensor], samples: list[Sample]) -> dict[str, Tensor]:
-        targets = [{"boxes": sample.boxes, "labels": sample.labels} for sample in samples]
+        targets = [sample._asdict() for sample in samples]
         proposals, matched, labels, wanted = self.select_training_samples(proposals, targets)
         seen = self._features(features, proposals)
         logits, changes = (part.float() for part in self.box_predictor(seen.mean((2, 3))))
@@ -129,9 +129,8 @@ class Heads(RoIHeads):  # type: ignore[misc]
             ]
             guess = self.mask_branch(seen[positive]).float()  # [P, K + 1, 14, 14]
             guess = guess[torch.arange(len(positive), device=guess.device), label[positive]]
-            terms["masks"] = F.binary_cross_entropy_with_logits(guess, torch.cat(drawn), reduction="sum") / max(
-                guess.numel(), 1
-            )
+            loss = F.binary_cross_entropy_with_logits(guess, torch.cat(drawn), reduction="sum")
+            terms["masks"] = loss / max(guess.numel(), 1)  # there may be none
         return terms
 
     def detections(
@@ -193,7 +192,7 @@ class Detector(nn.Module):
 
     def forward(self, samples: list[Sample]) -> Any:
         images = pad([sample.image for sample in samples])
-        targets = [{"boxes": sample.boxes, "labels": sample.labels} for sample in samples] if self.training else None
+        targets = [sample._asdict() for sample in samples] if self.training else None
         # only the convolutions run in bfloat16: a box in it would be off by whole pixels
         with torch.autocast(images.tensors.device.type, torch.bfloat16, enabled=self.dtype == torch.bfloat16):
             features = self.trunk(images.tensors)

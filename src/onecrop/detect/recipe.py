@@ -129,7 +129,7 @@ class DetectRecipe:
         for name in changes:
             if name not in known:
                 raise unknown("field", name, known)
-        return replace(self, **{name: check(name, known[name], value) for name, value in changes.items()})
+        return replace(self, **changes)
 
     def changed(self, wanted: "DetectRecipe") -> dict[str, tuple[Any, Any]]:
         """Field -> (value here, value wanted), where they differ and it matters to what is computed."""

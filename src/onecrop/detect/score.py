@@ -81,7 +81,7 @@ def eleven_points(objects: list[dict[str, Any]], found: list[dict[str, Any]], ov
         of_picture[row["image_id"]].append(row)
     boxes = {picture: _corners(rows) for picture, rows in of_picture.items()}
     taken = {picture: np.zeros(len(rows), bool) for picture, rows in of_picture.items()}
-    hits, misses = [], []
+    hits = []
     for row in sorted(found, key=lambda row: -row["score"]):
         picture = row["image_id"]
         cover = overlaps(_corners([row])[0], boxes[picture]) if picture in boxes else np.zeros(0)
@@ -93,10 +93,9 @@ def eleven_points(objects: list[dict[str, Any]], found: list[dict[str, Any]], ov
         if hit:
             taken[picture][best] = True
         hits.append(hit)
-        misses.append(not hit)
     total = sum(not row["iscrowd"] for row in objects)
-    true, false = np.cumsum(hits), np.cumsum(misses)
-    recall, precision = true / total, true / np.maximum(true + false, 1)
+    found_so_far = np.cumsum(hits)
+    recall, precision = found_so_far / total, found_so_far / np.arange(1, len(hits) + 1)
     best_from = [precision[recall >= wanted - 1e-12].max(initial=0.0) for wanted in np.linspace(0, 1, 11)]
     return float(np.mean(best_from))
 

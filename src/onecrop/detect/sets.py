@@ -78,10 +78,6 @@ class DetectionSet:
         return DetectionSet(self.name, kept, self.categories, self.truth, notes)
 
 
-def describe_notes(notes: dict[str, int]) -> str:
-    return "; ".join(f"{count:,} {what}" for what, count in notes.items())
-
-
 class Collector:
     """Gathers pictures and objects, checks them, and makes a DetectionSet of them."""
 

@@ -17,7 +17,7 @@ from onecrop.detect.model import Detector
 from onecrop.detect.recipe import DetectRecipe
 from onecrop.detect.run import DetectRun, provenance
 from onecrop.detect.score import score_run
-from onecrop.detect.sets import DetectionSet, describe_notes
+from onecrop.detect.sets import DetectionSet
 from onecrop.detect.voc import load_voc
 from onecrop.detect.weights import Start, load_start
 from onecrop.device import choose_device, choose_precision, describe, peak_memory, seed_step
@@ -86,7 +86,7 @@ def _introduce(
     run.say(f"{train.name}: {len(train):,} pictures; {test.name}: {len(test):,}; {len(train.categories)} categories")
     for part in (train, test):
         if part.notes:
-            run.say(f"{part.name}: {describe_notes(part.notes)}")
+            run.say(f"{part.name}: " + "; ".join(f"{count:,} {what}" for what, count in part.notes.items()))
     run.say(
         f"{'Mask' if recipe.masks else 'Faster'} R-CNN C4, {start.backbone}, {recipe.norm} norm, {origin}; "
         f"{steps.iterations:,} steps of {recipe.batch_size} (schedule {recipe.schedule} × {recipe.scale:g}), "
