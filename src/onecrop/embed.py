@@ -75,7 +75,7 @@ def search(
     order = [int(row) for row in np.argsort(-cosines, kind="stable") if not itself[row]][:count]
     found = [(float(cosines[row]), embedded.files[row]) for row in order]
     aspects = [float(query.true_aspect[0]), *(float(images.true_aspect[row]) for row in order)]
-    pictures = np.concatenate([query.images, images.images[order]]).transpose(0, 2, 3, 1)
+    pictures = [pixels.transpose(1, 2, 0) for pixels in (*query.images[:], *images.images[order])]
     captions = [Path(image).name, *(f"{Path(file).name}  {cosine:.3f}" for cosine, file in found)]
     draw_neighbours(pictures, aspects, captions, Path(out))
     return found
