@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from onecrop.data import SOURCES, ImageSet, load
+from onecrop.data import ImageSet, load
 from onecrop.data.duplicates import Originals, look_at
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
@@ -83,7 +83,7 @@ def make_map(
     _, about = read_backbone(folder)
     recipe = begun.recipe()
     name = data or str(about["data"])
-    part = "test" if (recipe.holdout and data is None) or name in SOURCES or has_test_part(name) else "train"
+    part = "test" if (recipe.holdout and data is None) or has_test_part(name) else "train"
     asked = {
         "data": name,
         "part": part,

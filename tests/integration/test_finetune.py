@@ -18,6 +18,7 @@ from onecrop.evaluate.labels import load_with_labels
 from onecrop.files import read_json_lines
 from onecrop.nets import read_backbone
 from onecrop.tensors import save_tensors
+from tests.pictures import write_pictures
 
 QUICK = "--epochs 1 --batch-size 32 --least-steps 8".split()
 
@@ -181,6 +182,17 @@ def test_absolute_paths_and_files_that_are_no_images(coloured, capsys):
     assert (len(sets.train), len(sets.test)) == (32, 8)
     assert "left out, since it cannot be used as an image: " in capsys.readouterr().out
     assert not set(sets.train.files) & set(sets.test.files)
+
+
+def test_a_csv_may_name_files_of_train_and_test_folders(tmp_path, capsys):
+    lines = ["file,label"]
+    for number, part in enumerate(("train", "test")):
+        write_pictures(tmp_path / part, 4, first=4 * number)
+        lines += [f"{part}/{path.name},{'ab'[i % 2]}" for i, path in enumerate(sorted((tmp_path / part).iterdir()))]
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    sets = load_with_labels(str(tmp_path / "labels.csv"), Request(image_size=16))
+    assert len(sets.train) + len(sets.test) == 8
+    assert "left out" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onecrop.data import archives, load
-from onecrop.data.sources import Request
+from onecrop.data.sources import Request, load_labelled
 from onecrop.errors import UserError
 from tests.pictures import encoded, write_pictures
 
@@ -58,6 +58,8 @@ def test_an_archive_is_like_its_folder(tmp_path, ending, monkeypatch):
     assert load(str(archive), request=REQUEST).fingerprint == packed.fingerprint
     with pytest.raises(UserError, match="has no test part"):
         load(str(archive), "test", REQUEST)
+    train, test, _ = load_labelled(str(archive), REQUEST)
+    assert (len(train), len(test), test.classes) == (6, 2, ("cat", "dog"))
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar.gz"])

@@ -143,6 +143,10 @@ def test_any_folder_with_and_without_classes(tmp_path):
     assert (len(train), len(test), split) == (16, 4, "20% of each class held out of the labels")
     assert set(train.files).isdisjoint(test.files)
     assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
+    (tmp_path / "classes" / "fox").mkdir()
+    (tmp_path / "classes" / "fox" / "broken.jpg").write_bytes(b"x")
+    with pytest.raises(UserError, match="label fox has no image that can be read, and two are needed"):
+        load_labelled(str(tmp_path / "classes"), Request(image_size=16))
     for part in ("train", "val"):
         for name in ("cat", "dog"):
             write_images(tmp_path / "parts" / part / name, 3)

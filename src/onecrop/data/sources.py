@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onecrop.data.archives import ENDINGS, is_archive, list_archive
 from onecrop.data.cifar import cifar
@@ -71,8 +70,7 @@ def _held_out(name: str, split: str, request: Request) -> ImageSet:
         raise UserError(f"--holdout {request.holdout} leaves none of the {len(whole)} images of {name} to learn from")
     aside = np.zeros(len(whole), bool)
     aside[subset_index(len(whole), request.holdout, seed=0)] = True
-    part = replace(whole.take(np.flatnonzero(aside if split == "test" else ~aside)), name=name)
-    return _in_memory(part, split, request)
+    return _in_memory(whole.take(np.flatnonzero(aside if split == "test" else ~aside)), split, request)
 
 
 class Labelled(NamedTuple):
@@ -87,30 +85,29 @@ def load_labelled(name: str, request: Request) -> Labelled:
     """A folder of classes without a test part gives up a fifth of each class."""
     whole = replace(request, subset=None)
     train = load(name, "train", whole)
-    labels = train.need_labels()
-    if request.holdout or name in SOURCES or _split_folders(Path(name)):
+    train.need_labels()
+    if request.holdout or has_test_part(name):
         test = load(name, "test", whole)
         test.need_labels()
         if test.classes != train.classes:
             raise UserError(f"{name}: the test part has other classes than the training part")
         official = "official" if name in SOURCES else "folders"
         return Labelled(train, test, f"{request.holdout} training images held out" if request.holdout else official)
-    for name_of_class, count in zip(train.classes, np.bincount(labels, minlength=len(train.classes)), strict=True):
-        if count < 2:
-            raise UserError(f"{name}: class {name_of_class} has {count} image, evaluation needs two or more of each")
-    held_out = hold_out(labels, len(train.classes))
-    parts = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
+    return hold_out(train)
+
+
+def hold_out(whole: ImageSet) -> Labelled:
+    """TEST_SHARE of each class aside, at least one image, always the same ones."""
+    labels, aside = whole.need_labels(), np.zeros(len(whole), bool)
+    for number, label in enumerate(whole.classes):
+        members = np.random.default_rng(fold("held out", number)).permutation(np.flatnonzero(labels == number))
+        if len(members) < 2:
+            count = "one image" if len(members) else "no image that can be read"
+            raise UserError(f"{whole.name}: label {label} has {count}, and two are needed: one to learn, one to test")
+        aside[members[: max(1, round(TEST_SHARE * len(members)))]] = True
+    parts = whole.take(np.flatnonzero(~aside)), whole.take(np.flatnonzero(aside))
     # pretraining on this folder sees all of it, without labels; the row must not hide that
     return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
-
-
-def hold_out(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.bool_]:
-    """TEST_SHARE of each class, at least one image, always the same ones."""
-    held_out = np.zeros(len(labels), bool)
-    for label in range(num_classes):
-        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
-        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
-    return held_out
 
 
 def _in_memory(images: ImageSet, split: str, request: Request) -> ImageSet:
@@ -217,8 +214,8 @@ def _split_folders(root: Path) -> dict[str, Path]:
     return {"train": folders["train"], "test": (labelled or tests)[0]}
 
 
-def has_test_part(folder: str) -> bool:
-    return Path(folder).is_dir() and bool(_split_folders(Path(folder)))
+def has_test_part(name: str) -> bool:
+    return name in SOURCES or (Path(name).is_dir() and bool(_split_folders(Path(name))))
 
 
 def _folder(split: str, root: Path, request: Request) -> ImageSet:
