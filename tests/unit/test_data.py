@@ -99,6 +99,34 @@ def test_cifar_damaged_or_missing(tmp_path, monkeypatch):
         load("cifar100", "train", Request(str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("train", {b"data": [[300]]}, "is not a CIFAR batch: it has no fine_labels and data"),
+        ("train", {b"fine_labels": 3}, r"data has shape \(2, 3072\) for 1 labels"),
+        ("train", {b"data": [], b"fine_labels": []}, r"data has shape \(0,\) for 0 labels"),
+        ("train", {b"fine_labels": [-1, 2]}, "holds the label -1, but there are 100 classes"),
+        ("meta", {b"fine_label_names": 5}, None),
+        ("meta", {b"fine_label_names": [b"\xff"] * 100}, None),
+    ],
+)
+def test_cifar_with_other_things_in_it(tmp_path, file, change, words):
+    folder, *_ = write_cifar(tmp_path, "cifar100", python=True)
+    content = {b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [1, 2]} if file == "train" else {}
+    (folder / file).write_bytes(pickle.dumps(content | change, protocol=2))
+    if words is None:  # names are for people: a set with odd ones can be learned from
+        assert len(load("cifar100", "train", Request(str(tmp_path))).classes) == 100
+    else:
+        with pytest.raises(UserError, match=words):
+            load("cifar100", "train", Request(str(tmp_path)))
+
+
+def test_cifar_names_that_are_no_text(tmp_path):
+    folder, *_ = write_cifar(tmp_path, "cifar10", python=False)
+    (folder / "batches.meta.txt").write_bytes(b"\xff " * 10)
+    assert len(load("cifar10", "test", Request(str(tmp_path))).classes) == 10
+
+
 def test_tiny_imagenet_layout(tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     (root / "val").mkdir(parents=True)
@@ -113,6 +141,10 @@ def test_tiny_imagenet_layout(tmp_path):
     assert test.labels.tolist() == [1, 1]
     assert train.images.shape == (4, 3, 64, 64)
     assert split == "official"
+    for name, content in (("val/val_annotations.txt", b"no tab"), ("wnids.txt", b"\xff")):
+        (root / name).write_bytes(content)
+        with pytest.raises(UserError, match=r"its lists in .* cannot be read; fetch it again"):
+            load("tiny-imagenet", "test", Request(str(tmp_path)))
 
 
 def test_imagenet_layout_and_subset(tmp_path):

@@ -152,13 +152,15 @@ def _tiny_imagenet(split: str, request: Request) -> ImageSet:
     try:
         wnids = tuple((root / "wnids.txt").read_text().split())
         table = (root / "val" / "val_annotations.txt").read_text().splitlines()
+        wnid_of = dict(line.split("\t")[:2] for line in table)
     except OSError as error:
         raise UserError(f"tiny-imagenet is incomplete: cannot read {error.filename}; fetch it again") from None
+    except ValueError:  # no text, or no tabs in it
+        raise UserError(f"tiny-imagenet is damaged: its lists in {root} cannot be read; fetch it again") from None
     listing = list_folder(root / ("train" if split == "train" else "val/images"))
     if split == "train":
         names = [entry.name.partition("/")[0] for entry in listing.entries]
     else:
-        wnid_of = dict(line.split("\t")[:2] for line in table)
         missing = wnid_of.keys() - {entry.name for entry in listing.entries}
         if missing:
             raise UserError(f"tiny-imagenet: {listing.root / min(missing)} is listed but not there; fetch it again")
