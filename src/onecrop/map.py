@@ -57,7 +57,7 @@ def report(
     for folder in folders if points else ():
         try:
             make_map(folder, data, data_dir=data_dir, points=points, seed=seed, device=device)
-        except UserError as error:
+        except (UserError, OSError) as error:
             print(f"onecrop: no map of {folder}: {error}", file=sys.stderr)
     path = Path(out) if out is not None else folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     return write_page(folders, path)

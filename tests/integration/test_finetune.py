@@ -130,6 +130,16 @@ def test_it_goes_on_row_by_row(run, coloured, monkeypatch):
     assert len(taken) == 5
 
 
+def test_figures_come_back_where_they_cannot_be_written(run, coloured, monkeypatch, capsys):
+    def full(path, row):
+        raise UserError(f"cannot write {path}: no space")
+
+    monkeypatch.setattr(module, "append_json_line", full)
+    rows = finetune(run, str(coloured / "photos"), shares=[1.0], budget=Budget(1, 32, 1e-3, least_steps=4))
+    assert len([row["accuracy"] for row in rows]) == 3
+    assert capsys.readouterr().err.count("onecrop: cannot write") == 3
+
+
 def test_two_backbones_in_one_folder_have_rows_of_their_own(run, coloured, tmp_path):
     state, facts = read_backbone(run)
     for number in range(2):

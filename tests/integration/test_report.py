@@ -148,6 +148,14 @@ def test_a_run_whose_pictures_are_gone_keeps_its_page(tmp_path, capsys):
     assert "no map of pictures" in (run / "report.html").read_text()
 
 
+def test_a_run_whose_map_cannot_be_written_keeps_its_page(tmp_path, capsys):
+    run = pretrain(recipe(tmp_path / "run"))
+    (run / "map").touch()  # a file in the folder's place
+    assert main(["report", str(run), "--points", "20"]) == 0
+    assert "no map of" in capsys.readouterr().err
+    assert (run / "report.html").exists()
+
+
 def test_a_detection_run_has_a_page(runs, tmp_path):
     folder = tmp_path / "detected"
     folder.mkdir()

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,7 @@ from onecrop.data.images import subset_index
 from onecrop.data.sources import Labelled, Request, load_labelled, pretrained_on
 from onecrop.device import choose_device, tune
 from onecrop.distributed import joined, world
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, not_fatal, unknown
 from onecrop.evaluate.features import Probe
 from onecrop.evaluate.knn import knn
 from onecrop.evaluate.linear import linear, linear_fast
@@ -89,17 +88,12 @@ def evaluate(
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
             row |= {} if subset is None else {"subset": subset}  # not a score on all labels
             rows.append(row)
-            if not world().first:
-                continue
-            try:
-                append_json_line(folder / "results.jsonl", row)
-            except UserError as error:  # the figure is worth more than the file
-                print(f"onecrop: {error}", file=sys.stderr)
+            if world().first:
+                with not_fatal():
+                    append_json_line(folder / "results.jsonl", row)
     if begun and world().first:
-        try:
+        with not_fatal():
             write_card(folder)
-        except UserError as error:
-            print(f"onecrop: {error}", file=sys.stderr)
     return rows
 
 

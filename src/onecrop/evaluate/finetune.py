@@ -20,7 +20,7 @@ from onecrop.data import ImageSet
 from onecrop.data.sources import Labelled, Request
 from onecrop.device import choose_device, seed_step, tune
 from onecrop.draws import draws, fold, shuffled
-from onecrop.errors import UserError
+from onecrop.errors import UserError, not_fatal
 from onecrop.evaluate.features import Probe, extract, labels_on, random_view
 from onecrop.evaluate.labels import load_with_labels
 from onecrop.evaluate.linear import linear_fast, new_classifier, score
@@ -102,7 +102,8 @@ def finetune(
             if _key(row) not in done:
                 start = untrained_like(run, fold(seed, "scratch"), backbone) if way == SCRATCH else pretrained
                 row |= _measure(way, start, Labelled(train, sets.test, sets.split), probe, budget)
-                append_json_line(folder / FILE, row)
+                with not_fatal():
+                    append_json_line(folder / FILE, row)
             rows.append(done.get(_key(row), row))
     return rows
 
