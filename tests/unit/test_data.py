@@ -231,6 +231,8 @@ def test_folders_that_cannot_work(tmp_path):
         load("cifar1")
     with pytest.raises(UserError, match="is not a folder"):
         load(str(tmp_path / "absent"))
+    with pytest.raises(UserError, match="an empty name is not a folder"):
+        load("")  # as by a variable that a shell does not know
 
 
 def image_set(count):

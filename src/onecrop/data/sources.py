@@ -41,13 +41,13 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
         return _held_out(name, split, request)
     if name in SOURCES:
         images = SOURCES[name](split, request)
-    elif Path(name).is_dir():
+    elif name and Path(name).is_dir():  # an empty one is not the folder we are in
         images = _folder(split, Path(name), request)
     elif is_archive(Path(name)):
         images = _archive(split, Path(name), request)
     elif "/" in name or Path(name).exists():
         raise UserError(
-            f"{name} is not a folder: give a folder or archive ({', '.join(ENDINGS)}) of images, "
+            f"{name or 'an empty name'} is not a folder: give a folder or archive ({', '.join(ENDINGS)}) of images, "
             f"or one of {', '.join(SOURCES)}"
         )
     else:
