@@ -26,7 +26,7 @@ from onecrop.evaluate.labels import load_with_labels
 from onecrop.evaluate.linear import linear_fast, new_classifier, score
 from onecrop.files import append_json_line, read_json_lines, sha256_of
 from onecrop.nets import load_backbone, read_backbone
-from onecrop.nets.backbones import backbone_file, untrained_like
+from onecrop.nets.backbones import adopt, backbone_file, untrained_like
 from onecrop.optim import cosine
 from onecrop.progress import Progress, duration
 
@@ -75,6 +75,8 @@ def finetune(
     budget = budget or Budget()
     _check(shares, budget)
     _, facts = read_backbone(run)
+    if backbone is not None:
+        backbone = adopt(backbone, facts["image_size"])  # a copy that knows how long its features are
     pretrained = load_backbone(run, into=copy.deepcopy(backbone))
     folder, digest = backbone_file(run).parent, sha256_of(backbone_file(run))
     probe = Probe(facts["image_size"], choose_device(device), seed)
