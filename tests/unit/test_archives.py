@@ -198,6 +198,29 @@ def test_damaged_archives(tmp_path, ending):
             load(str(bad), request=REQUEST)
 
 
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+def test_a_damaged_header_in_the_middle(tmp_path, ending):
+    """tarfile would take it for the end of the archive."""
+    content = bytearray(make(tmp_path / "a.tar", {f"{n}.jpg": encoded(n, "jpg") for n in range(4)}).read_bytes())
+    place = content.index(b"2.jpg\0")
+    for damaged in (content[:place] + b"X" * 20 + content[place + 20 :], content[: place + 100]):
+        bad = tmp_path / f"bad{ending}"
+        bad.write_bytes(gzip.compress(damaged) if ending == ".tar.gz" else damaged)
+        with pytest.raises(UserError, match="cannot be read as an archive"):
+            load(str(bad), request=REQUEST)
+
+
+def test_an_archive_that_breaks_between_listing_and_reading(tmp_path):
+    members = {f"{n}.jpg": encoded(n, "jpg", (200, 150)) for n in range(9)}
+    archive = make(tmp_path / "a.tar.gz", members)
+    listing = archives.list_archive(archive)
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2 :] = b"\xff" * (len(content) - len(content) // 2)
+    archive.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as an archive"):
+        list(listing.openers(listing.entries))
+
+
 def test_an_archive_without_images(tmp_path):
     archive = make(tmp_path / "a.zip", {"notes.txt": b"hello"})
     with pytest.raises(UserError, match="no images found below"):
