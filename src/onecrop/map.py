@@ -4,7 +4,6 @@ A map lies in its run folder, in map/: points.npz (places, neighbours, labels), 
 sheet, as squares) and map.json (how it was made), which is written last: a map that has it is whole.
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
 from onecrop.embed import features_of
 from onecrop.errors import UserError, from_extra
-from onecrop.files import atomically, sha256_of, write_json
+from onecrop.files import atomically, read_json, sha256_of, write_json
 from onecrop.nets import read_backbone
 from onecrop.report.page import write_page
 from onecrop.report.reading import MAP, MAP_FACTS, MAP_POINTS, MAP_SHEET, name_runs, read_run
@@ -91,7 +90,7 @@ def make_map(
         "seed": seed,
         "backbone": sha256_of(begun.backbone_file),
     }
-    if _made(folder / MAP) == asked:
+    if (read_json(folder / MAP / MAP_FACTS) or {}).get("asked") == asked:
         return folder / MAP
     tsne_class()  # missing packages are said before the work
     request = Request(
@@ -106,13 +105,6 @@ def make_map(
     images = images.take(subset_index(len(images), min(points, len(images)), seed))
     _write(folder / MAP, images, features_of(folder, images, int(about["image_size"]), device), asked)
     return folder / MAP
-
-
-def _made(folder: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads((folder / MAP_FACTS).read_text())["asked"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _write(folder: Path, images: ImageSet, features: NDArray[np.float32], asked: dict[str, Any]) -> None:
