@@ -5,14 +5,14 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
+import torch.nn.functional as F
 
 from onecrop.data import load
 from onecrop.device import choose_device
 from onecrop.evaluate import Probe, evaluate
 from onecrop.evaluate.features import extract
-from onecrop.evaluate.knn import nearest
 from onecrop.files import write_atomically
+from onecrop.map import nearest
 from onecrop.nets import load_backbone
 from onecrop.recipes import named
 from onecrop.report.plots import plot_curves, plot_gallery
@@ -46,7 +46,7 @@ def gallery(run: Path, path: Path, count: int = 8) -> Path:
     labels = test.need_labels()
     queries = np.array([np.flatnonzero(labels == c)[0] for c in range(len(test.classes))])
     probe = Probe(test.image_size, choose_device("auto"))
-    features = extract(load_backbone(run).to(probe.device), test, probe)
-    found = nearest(features, torch.from_numpy(queries).to(probe.device), count).cpu().numpy()
+    unit = F.normalize(extract(load_backbone(run).to(probe.device), test, probe)).cpu().numpy()
+    found = nearest(unit @ unit.T, count)[queries]
     same = labels[found] == labels[queries][:, None]
     return plot_gallery(test.images[queries], test.images[found], same, path, test.classes)

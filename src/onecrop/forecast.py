@@ -87,7 +87,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for t in tensors)
 
 
 def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
@@ -99,8 +99,7 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.data_ptr() not in mine and tensor.numel() >= SAMPLE:
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = tensor.numel() * tensor.element_size()
+            seen[tensor.untyped_storage().data_ptr()] = tensor.nbytes
             kept.append(tensor)  # alive until counted, or another tensor would take its address
         return tensor
 
