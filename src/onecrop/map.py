@@ -150,7 +150,7 @@ def place(unit: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     tsne = tsne_class()
     start = main_axes(unit)
     start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)  # t-SNE wants to begin small
-    made = tsne(2, perplexity=_perplexity(len(unit)), init=start, random_state=seed, n_jobs=-1)
+    made = tsne(2, perplexity=_perplexity(len(unit)), init=start, random_state=seed % 2**32, n_jobs=-1)
     return np.asarray(made.fit_transform(unit), np.float32)
 
 
@@ -199,6 +199,6 @@ def draw_sheet(images: ImageSet) -> tuple[Image.Image, int]:
     columns = int(np.ceil(count**0.5))
     sheet = Image.new("RGB", (columns * tile, -(-count // columns) * tile))
     for number in range(count):
-        picture = Image.fromarray(np.ascontiguousarray(images.images[number].transpose(1, 2, 0)))
+        picture = Image.fromarray(images.images[number].transpose(1, 2, 0))
         sheet.paste(picture.resize((tile, tile)), (number % columns * tile, number // columns * tile))
     return sheet, tile
