@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from onecrop.augment import central_crop
 from onecrop.data import Loader
 from onecrop.device import free_memory
 from onecrop.distributed import ALONE
@@ -104,8 +103,8 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
         return tensor
 
     kept: list[Tensor] = []
-    images = loader.empty().images[:SAMPLE]
-    x = central_crop(images, torch.ones(len(images), device=loader.device), image_size)
+    count = min(SAMPLE, loader.part_size)
+    x = torch.zeros(count, 3, image_size, image_size, device=loader.device)
     x = x.contiguous(memory_format=torch.channels_last)
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),  # layers that draw
@@ -114,7 +113,7 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
     ):
         copied(x)
     casts = sum(p.numel() * dtype.itemsize for p in copied.parameters()) if dtype != torch.float32 else 0
-    return max(0, sum(seen.values()) - casts) // len(images)  # weights cast for the products are not activations
+    return max(0, sum(seen.values()) - casts) // count  # weights cast for the products are not activations
 
 
 def describe_memory(parts: dict[str, int]) -> str:
