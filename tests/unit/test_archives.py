@@ -99,6 +99,16 @@ def test_links_and_devices_in_a_tar_are_not_followed(tmp_path, ending, capsys):
     assert "other0.jpg (a link, not followed) and 3 more passed over" in capsys.readouterr().out
 
 
+def test_the_parts_of_an_archive_are_no_classes(tmp_path):
+    members = {
+        f"{part}/{label}/{n}.jpg": encoded(n, "jpg") for part in ("train", "val") for label in "ab" for n in (1, 2)
+    }
+    archive = make(tmp_path / "a.zip", members)
+    with pytest.raises(UserError, match="has no labels"):
+        load_labelled(str(archive), REQUEST)
+    assert len(load(str(archive), request=REQUEST)) == 8
+
+
 def test_links_in_a_zip_are_not_followed(tmp_path, capsys):
     archive = make(tmp_path / "a.zip", {"real.jpg": encoded(1, "jpg")})
     with zipfile.ZipFile(archive, "a") as file:

@@ -1,7 +1,7 @@
 """Where images come from: the named sets, and any folder. A new set is one function and one line in SOURCES."""
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -205,13 +205,18 @@ SOURCES: dict[str, Callable[[str, Request], ImageSet]] = {
 TEST_NAMES = ("test", "val", "valid", "validation")
 
 
+def _are_parts(folders: Set[str]) -> bool:
+    """A training part, one or more to test on, and nothing else."""
+    return "train" in folders and len(folders) > 1 and folders <= {"train", *TEST_NAMES}
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     """{"train": folder, "test": folder} where `root` is laid out so: train/ and test parts, and no other folder."""
     folders = {entry.name: entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-    tests = [folders[name] for name in TEST_NAMES if name in folders]
-    if "train" not in folders or not tests or set(folders) - {"train", *TEST_NAMES}:
+    if not _are_parts(folders.keys()):
         return {}
     # test parts are often handed out without labels: take one whose images lie in class folders, if there is one
+    tests = [folders[name] for name in TEST_NAMES if name in folders]
     labelled = [part for part in tests if any(entry.is_dir() for entry in part.iterdir())]
     return {"train": folders["train"], "test": (labelled or tests)[0]}
 
@@ -249,7 +254,7 @@ def _class_folders(name: str, split: str, listing: Listing, request: Request) ->
     below = [entry.name[len(shared) :].partition("/") for entry in listing.entries]
     names = [folder if slash else "" for folder, slash, _ in below]
     classes = tuple(sorted(set(names)))
-    if "" in classes or len(classes) < 2:
+    if "" in classes or len(classes) < 2 or _are_parts(set(names)):
         names, classes = [], ()
     size = request.image_size or 224
     return _packed(name, split, listing, names, classes, size, stored_size(size), request)
