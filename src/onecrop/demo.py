@@ -9,6 +9,7 @@ import torch.nn.functional as F
 
 from onecrop.data import load
 from onecrop.device import choose_device
+from onecrop.errors import not_fatal
 from onecrop.evaluate import Probe, evaluate
 from onecrop.evaluate.features import extract
 from onecrop.files import write_atomically
@@ -34,8 +35,9 @@ def run_demo(folder: Path) -> None:
     run = pretrain(recipe)
     print("\nAccuracy on frozen features (labels are used only here), in percent:")
     print(result_table(evaluate(run, evaluations=("knn", "linear-fast"), baselines=True, k=NEIGHBOURS_OF_VOTE)))
-    pictures = [plot_curves(run, folder / "curves.png"), gallery(run, folder / "neighbours.png")]
-    print(f"\npictures: {', '.join(map(str, pictures))}")
+    with not_fatal():  # without matplotlib the backbone and its scores are still there
+        pictures = [plot_curves(run, folder / "curves.png"), gallery(run, folder / "neighbours.png")]
+        print(f"\npictures: {', '.join(map(str, pictures))}")
     print(f"backbone: {run / 'backbone.safetensors'}")
     print(f"{time.monotonic() - started:.0f} s in all")
 
