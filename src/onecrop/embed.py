@@ -1,6 +1,7 @@
 """Use a backbone on pictures: features of a whole folder to a file, and the pictures nearest to one."""
 
 import csv
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -82,7 +83,9 @@ def search(
 
 
 def _one(path: Path, image_size: int) -> ImageSet:
-    picture = decode(lambda: path.open("rb"), stored_size(image_size))
+    with warnings.catch_warnings():  # decoders warn of metadata and of many pixels, as in a folder
+        warnings.simplefilter("ignore")
+        picture = decode(lambda: path.open("rb"), stored_size(image_size))
     if isinstance(picture, str):
         raise UserError(f"cannot read the image {printable(str(path))}: {picture}")
     pixels = np.asarray(picture.square).transpose(2, 0, 1)[None].copy()
