@@ -178,10 +178,8 @@ class Augment(nn.Module):
         self.size, self.scale, self.ratio = size, (crop_scale, 1.0), (3 / 4, 4 / 3)
         self.jitter, self.jitter_probability = jitter, jitter_probability
         self.grey_probability = grey_probability
-        self.blur_probability, self.reach = (
-            blur_probability,
-            max(1, size // 20),
-        )  # the kernel spans a tenth of the image
+        self.blur_probability = blur_probability
+        self.reach = max(1, size // 20)  # the kernel spans a tenth of the image
 
     @torch.no_grad()
     def forward(self, images: Tensor, aspect: Tensor, draws: Draws, view: str = "view") -> Tensor:

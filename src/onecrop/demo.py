@@ -5,14 +5,15 @@ import time
 from pathlib import Path
 
 import numpy as np
-import torch
+import torch.nn.functional as F
 
 from onecrop.data import load
 from onecrop.device import choose_device
+from onecrop.errors import not_fatal
 from onecrop.evaluate import Probe, evaluate
 from onecrop.evaluate.features import extract
-from onecrop.evaluate.knn import nearest
 from onecrop.files import write_atomically
+from onecrop.map import nearest
 from onecrop.nets import load_backbone
 from onecrop.recipes import named
 from onecrop.report.plots import plot_curves, plot_gallery
@@ -34,8 +35,9 @@ def run_demo(folder: Path) -> None:
     run = pretrain(recipe)
     print("\nAccuracy on frozen features (labels are used only here), in percent:")
     print(result_table(evaluate(run, evaluations=("knn", "linear-fast"), baselines=True, k=NEIGHBOURS_OF_VOTE)))
-    pictures = [plot_curves(run, folder / "curves.png"), gallery(run, folder / "neighbours.png")]
-    print(f"\npictures: {', '.join(map(str, pictures))}")
+    with not_fatal():  # without matplotlib the backbone and its scores are still there
+        pictures = [plot_curves(run, folder / "curves.png"), gallery(run, folder / "neighbours.png")]
+        print(f"\npictures: {', '.join(map(str, pictures))}")
     print(f"backbone: {run / 'backbone.safetensors'}")
     print(f"{time.monotonic() - started:.0f} s in all")
 
@@ -46,7 +48,7 @@ def gallery(run: Path, path: Path, count: int = 8) -> Path:
     labels = test.need_labels()
     queries = np.array([np.flatnonzero(labels == c)[0] for c in range(len(test.classes))])
     probe = Probe(test.image_size, choose_device("auto"))
-    features = extract(load_backbone(run).to(probe.device), test, probe)
-    found = nearest(features, torch.from_numpy(queries).to(probe.device), count).cpu().numpy()
+    unit = F.normalize(extract(load_backbone(run).to(probe.device), test, probe)).cpu().numpy()
+    found = nearest(unit @ unit.T, count)[queries]
     same = labels[found] == labels[queries][:, None]
     return plot_gallery(test.images[queries], test.images[found], same, path, test.classes)

@@ -1,6 +1,7 @@
 """Use a backbone on pictures: features of a whole folder to a file, and the pictures nearest to one."""
 
 import csv
+import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -75,14 +76,16 @@ def search(
     order = [int(row) for row in np.argsort(-cosines, kind="stable") if not itself[row]][:count]
     found = [(float(cosines[row]), embedded.files[row]) for row in order]
     aspects = [float(query.true_aspect[0]), *(float(images.true_aspect[row]) for row in order)]
-    pictures = np.concatenate([query.images, images.images[order]]).transpose(0, 2, 3, 1)
+    pictures = [pixels.transpose(1, 2, 0) for pixels in (*query.images[:], *images.images[order])]
     captions = [Path(image).name, *(f"{Path(file).name}  {cosine:.3f}" for cosine, file in found)]
     draw_neighbours(pictures, aspects, captions, Path(out))
     return found
 
 
 def _one(path: Path, image_size: int) -> ImageSet:
-    picture = decode(lambda: path.open("rb"), stored_size(image_size))
+    with warnings.catch_warnings():  # decoders warn of metadata and of many pixels, as in a folder
+        warnings.simplefilter("ignore")
+        picture = decode(lambda: path.open("rb"), stored_size(image_size))
     if isinstance(picture, str):
         raise UserError(f"cannot read the image {printable(str(path))}: {picture}")
     pixels = np.asarray(picture.square).transpose(2, 0, 1)[None].copy()

@@ -1,6 +1,8 @@
 """The one exception that is meant for people: the command line prints its sentence and exits, without a traceback."""
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
@@ -21,6 +23,15 @@ class StoppedError(UserError):
 
     Every process of a run raises it after the same step: the first one says it.
     """
+
+
+@contextmanager
+def not_fatal() -> Iterator[None]:
+    """An error is said and the work goes on: a figure is worth more than the file it cannot be written to."""
+    try:
+        yield
+    except UserError as error:
+        print(f"onecrop: {error}", file=sys.stderr)
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:

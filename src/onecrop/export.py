@@ -114,11 +114,14 @@ def to_onnx(net: Backbone, facts: dict[str, Any], path: Path, suffix: str) -> Fe
     onnx, _ = (from_extra(name, "onnx", "exporting to ONNX needs two packages more") for name in ("onnx", "onnxscript"))
     example = torch.zeros(2, 3, facts["image_size"], facts["image_size"])
     batch = ({0: torch.export.Dim("batch")},)
-    with warnings.catch_warnings():  # of torch's exporter about itself: nothing a user can mend
-        warnings.simplefilter("ignore")
-        program: Any = torch.onnx.export(
-            net, (example,), dynamic_shapes=batch, input_names=["images"], output_names=["features"], verbose=False
-        )
+    names: dict[str, Any] = {"input_names": ["images"], "output_names": ["features"]}
+    try:
+        with warnings.catch_warnings():  # of torch's exporter about itself: nothing a user can mend
+            warnings.simplefilter("ignore")
+            program: Any = torch.onnx.export(net, (example,), dynamic_shapes=batch, verbose=False, **names)
+    except torch.onnx.OnnxExporterError as error:
+        reason = " ".join(str(error.__cause__ or error).split())[:200]
+        raise UserError(f"torch cannot write {facts['backbone']} as ONNX: {reason}") from None
     program.model.metadata_props["onecrop"] = json.dumps({**facts, "mean": MEAN, "std": STD})
     program.save(path, external_data=False)  # one file
     return _run_onnx(path.read_bytes(), onnx)

@@ -40,6 +40,15 @@ def write_json(path: Path, content: Any) -> None:
     write_atomically(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
+def read_json(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None where there is none that can be read."""
+    try:
+        content = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
 def sha256_of(path: Path) -> str:
     """As sha256sum prints it."""
     with path.open("rb") as file:

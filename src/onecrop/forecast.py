@@ -6,7 +6,6 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from onecrop.augment import central_crop
 from onecrop.data import Loader
 from onecrop.device import free_memory
 from onecrop.distributed import ALONE
@@ -87,7 +86,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
 
 
 def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+    return sum(t.nbytes for t in tensors)
 
 
 def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
@@ -99,14 +98,13 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
 
     def note(tensor: Tensor) -> Tensor:
         if tensor.data_ptr() not in mine and tensor.numel() >= SAMPLE:
-            storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = tensor.numel() * tensor.element_size()
+            seen[tensor.untyped_storage().data_ptr()] = tensor.nbytes
             kept.append(tensor)  # alive until counted, or another tensor would take its address
         return tensor
 
     kept: list[Tensor] = []
-    images = loader.empty().images[:SAMPLE]
-    x = central_crop(images, torch.ones(len(images), device=loader.device), image_size)
+    count = min(SAMPLE, loader.part_size)
+    x = torch.zeros(count, 3, image_size, image_size, device=loader.device)
     x = x.contiguous(memory_format=torch.channels_last)
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),  # layers that draw
@@ -115,7 +113,7 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
     ):
         copied(x)
     casts = sum(p.numel() * dtype.itemsize for p in copied.parameters()) if dtype != torch.float32 else 0
-    return max(0, sum(seen.values()) - casts) // len(images)  # weights cast for the products are not activations
+    return max(0, sum(seen.values()) - casts) // count  # weights cast for the products are not activations
 
 
 def describe_memory(parts: dict[str, int]) -> str:

@@ -4,7 +4,6 @@ A map lies in its run folder, in map/: points.npz (places, neighbours, labels), 
 sheet, as squares) and map.json (how it was made), which is written last: a map that has it is whole.
 """
 
-import json
 import sys
 import time
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from onecrop.data import SOURCES, ImageSet, load
+from onecrop.data import ImageSet, load
 from onecrop.data.duplicates import Originals, look_at
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
 from onecrop.embed import features_of
 from onecrop.errors import UserError, from_extra
-from onecrop.files import atomically, sha256_of, write_json
+from onecrop.files import atomically, read_json, sha256_of, write_json
 from onecrop.nets import read_backbone
 from onecrop.report.page import write_page
 from onecrop.report.reading import MAP, MAP_FACTS, MAP_POINTS, MAP_SHEET, name_runs, read_run
@@ -57,7 +56,7 @@ def report(
     for folder in folders if points else ():
         try:
             make_map(folder, data, data_dir=data_dir, points=points, seed=seed, device=device)
-        except UserError as error:
+        except (UserError, OSError) as error:
             print(f"onecrop: no map of {folder}: {error}", file=sys.stderr)
     path = Path(out) if out is not None else folders[0] / "report.html" if len(folders) == 1 else Path("report.html")
     return write_page(folders, path)
@@ -83,7 +82,7 @@ def make_map(
     _, about = read_backbone(folder)
     recipe = begun.recipe()
     name = data or str(about["data"])
-    part = "test" if (recipe.holdout and data is None) or name in SOURCES or has_test_part(name) else "train"
+    part = "test" if (recipe.holdout and data is None) or has_test_part(name) else "train"
     asked = {
         "data": name,
         "part": part,
@@ -91,7 +90,7 @@ def make_map(
         "seed": seed,
         "backbone": sha256_of(begun.backbone_file),
     }
-    if _made(folder / MAP) == asked:
+    if (read_json(folder / MAP / MAP_FACTS) or {}).get("asked") == asked:
         return folder / MAP
     tsne_class()  # missing packages are said before the work
     request = Request(
@@ -106,13 +105,6 @@ def make_map(
     images = images.take(subset_index(len(images), min(points, len(images)), seed))
     _write(folder / MAP, images, features_of(folder, images, int(about["image_size"]), device), asked)
     return folder / MAP
-
-
-def _made(folder: Path) -> dict[str, Any] | None:
-    try:
-        return dict(json.loads((folder / MAP_FACTS).read_text())["asked"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _write(folder: Path, images: ImageSet, features: NDArray[np.float32], asked: dict[str, Any]) -> None:
@@ -158,7 +150,7 @@ def place(unit: NDArray[np.float32], seed: int) -> NDArray[np.float32]:
     tsne = tsne_class()
     start = main_axes(unit)
     start *= 1e-4 / max(float(start[:, 0].std()), 1e-12)  # t-SNE wants to begin small
-    made = tsne(2, perplexity=_perplexity(len(unit)), init=start, random_state=seed, n_jobs=-1)
+    made = tsne(2, perplexity=_perplexity(len(unit)), init=start, random_state=seed % 2**32, n_jobs=-1)
     return np.asarray(made.fit_transform(unit), np.float32)
 
 
@@ -207,6 +199,6 @@ def draw_sheet(images: ImageSet) -> tuple[Image.Image, int]:
     columns = int(np.ceil(count**0.5))
     sheet = Image.new("RGB", (columns * tile, -(-count // columns) * tile))
     for number in range(count):
-        picture = Image.fromarray(np.ascontiguousarray(images.images[number].transpose(1, 2, 0)))
+        picture = Image.fromarray(images.images[number].transpose(1, 2, 0))
         sheet.paste(picture.resize((tile, tile)), (number % columns * tile, number // columns * tile))
     return sheet, tile

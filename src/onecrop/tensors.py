@@ -14,7 +14,12 @@ from onecrop.files import atomically
 
 def save_tensors(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
     """One safetensors file; `facts` travel as JSON in its metadata."""
-    on_host = {key: value.detach().cpu().contiguous() for key, value in tensors.items()}
+    on_host, taken = dict[str, Tensor](), set[int]()
+    for key, value in tensors.items():
+        value = value.detach().cpu().contiguous()
+        place = value.untyped_storage().data_ptr()
+        on_host[key] = value.clone() if place in taken else value  # tied weights: the format refuses shared memory
+        taken.add(place)
     try:
         with atomically(path) as temporary:
             save_file(on_host, temporary, {"onecrop": json.dumps(facts)})

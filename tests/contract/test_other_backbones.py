@@ -10,6 +10,7 @@ from torch import nn
 
 from onecrop import UserError, evaluate, load_backbone, pretrain
 from onecrop.cli import main
+from onecrop.evaluate.finetune import Budget, finetune
 from onecrop.nets import build_backbone
 from onecrop.nets.backbones import feature_map
 from onecrop.recipe import Recipe
@@ -132,6 +133,8 @@ def test_a_module_from_python(own, small_recipe, capsys):
         load_backbone(run, into=Own(width=9))
     rows = evaluate(run, evaluations=("knn",), baselines=True, backbone=own)
     assert [row["of"] for row in rows] == ["pixels", "untrained", "pretrained"]
+    rows = finetune(run, "shapes", shares=[0.01], budget=Budget(1, 32, 1e-3, least_steps=2), backbone=own)
+    assert [row["of"] for row in rows] == ["linear probe", "fine-tuned", "from scratch"]
     assert same(own.state_dict(), given)
     assert load_backbone(run, into=own) is own
     assert same(own.state_dict(), saved)

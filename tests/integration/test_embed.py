@@ -139,3 +139,19 @@ def test_images_that_have_moved_are_asked_for(backbone, photos, tmp_path, capsys
     assert (
         said == f"onecrop: {photos}, which this backbone was pretrained on, is not there: name its images with --data\n"
     )
+
+
+def test_search_in_a_set_of_another_size(backbone, tmp_path):
+    """Named sets are stored as they are, files with a margin around what the network sees."""
+    query = tmp_path / "query.png"
+    picture(4).save(query)
+    found = search(backbone, query, "shapes", tmp_path / "s.png", count=3)
+    assert len(found) == 3
+    assert (tmp_path / "s.png").exists()
+
+
+def test_search_for_a_large_picture_warns_of_nothing(backbone, tmp_path, monkeypatch):
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 150_000)  # Pillow warns from here on, and refuses at twice as many
+    query = tmp_path / "query.png"
+    picture(4).resize((500, 400)).save(query)
+    assert len(search(backbone, query, "shapes", tmp_path / "s.png", count=1)) == 1

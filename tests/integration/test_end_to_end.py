@@ -177,3 +177,18 @@ def test_a_folder_that_was_moved_still_resumes(tmp_path):
     shutil.move(run, moved)
     assert main(["pretrain", "--out", str(moved), "--resume"]) == 0
     assert (moved / "backbone.safetensors").exists()
+
+
+@pytest.mark.parametrize("drawn", [True, False])
+def test_the_demo_with_and_without_pictures(small_recipe, tmp_path, monkeypatch, capsys, drawn):
+    if drawn:
+        pytest.importorskip("matplotlib")
+    else:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.setattr("onecrop.demo.named", lambda name: small_recipe)
+    monkeypatch.setattr("onecrop.demo.evaluate", lambda run, **more: onecrop.evaluate(run, None, ("knn",), subset=50))
+    assert main(["demo", "--out", str(tmp_path / "demo")]) == 0
+    said = capsys.readouterr()
+    assert "backbone: " in said.out
+    assert all((tmp_path / "demo" / f"{name}.png").exists() == drawn for name in ("curves", "neighbours"))
+    assert ("pip install 'onecrop[plots]'" in said.err) != drawn

@@ -160,6 +160,22 @@ def test_onnx(saved, capsys, monkeypatch, name, stem, runtime):
     assert sorted(file.name for file in run.iterdir()) == ["backbone.onnx", "backbone.safetensors"]
 
 
+def test_a_network_that_torch_cannot_write_as_onnx(tmp_path):
+    pytest.importorskip("onnx")
+    pytest.importorskip("onnxscript")
+
+    class Odd(torch.nn.Conv2d):
+        def forward(self, x):
+            x = super().forward(x)
+            return (x + 1 if float(x.sum()) > 0 else x).mean((2, 3))
+
+    facts = {"backbone": "module/Odd", "stem": None, "image_size": SIZE}
+    save_backbone(tmp_path / "backbone.safetensors", Odd(3, 8, 3), facts)
+    with pytest.raises(UserError, match="torch cannot write module/Odd as ONNX: Could not guard"):
+        export(tmp_path, "onnx", backbone=Odd(3, 8, 3))
+    assert [file.name for file in tmp_path.iterdir()] == ["backbone.safetensors"]
+
+
 def test_without_onnx(saved, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(UserError, match=r"pip install 'onecrop\[onnx\]'"):

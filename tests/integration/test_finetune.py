@@ -18,6 +18,7 @@ from onecrop.evaluate.labels import load_with_labels
 from onecrop.files import read_json_lines
 from onecrop.nets import read_backbone
 from onecrop.tensors import save_tensors
+from tests.pictures import write_pictures
 
 QUICK = "--epochs 1 --batch-size 32 --least-steps 8".split()
 
@@ -129,6 +130,16 @@ def test_it_goes_on_row_by_row(run, coloured, monkeypatch):
     assert len(taken) == 5
 
 
+def test_figures_come_back_where_they_cannot_be_written(run, coloured, monkeypatch, capsys):
+    def full(path, row):
+        raise UserError(f"cannot write {path}: no space")
+
+    monkeypatch.setattr(module, "append_json_line", full)
+    rows = finetune(run, str(coloured / "photos"), shares=[1.0], budget=Budget(1, 32, 1e-3, least_steps=4))
+    assert len([row["accuracy"] for row in rows]) == 3
+    assert capsys.readouterr().err.count("onecrop: cannot write") == 3
+
+
 def test_two_backbones_in_one_folder_have_rows_of_their_own(run, coloured, tmp_path):
     state, facts = read_backbone(run)
     for number in range(2):
@@ -181,6 +192,17 @@ def test_absolute_paths_and_files_that_are_no_images(coloured, capsys):
     assert (len(sets.train), len(sets.test)) == (32, 8)
     assert "left out, since it cannot be used as an image: " in capsys.readouterr().out
     assert not set(sets.train.files) & set(sets.test.files)
+
+
+def test_a_csv_may_name_files_of_train_and_test_folders(tmp_path, capsys):
+    lines = ["file,label"]
+    for number, part in enumerate(("train", "test")):
+        write_pictures(tmp_path / part, 4, first=4 * number)
+        lines += [f"{part}/{path.name},{'ab'[i % 2]}" for i, path in enumerate(sorted((tmp_path / part).iterdir()))]
+    (tmp_path / "labels.csv").write_text("\n".join(lines))
+    sets = load_with_labels(str(tmp_path / "labels.csv"), Request(image_size=16))
+    assert len(sets.train) + len(sets.test) == 8
+    assert "left out" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

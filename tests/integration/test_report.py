@@ -11,7 +11,7 @@ import pytest
 
 from onecrop import Recipe, evaluate, pretrain
 from onecrop.cli import main
-from onecrop.map import find_repeats, main_axes, make_map, nearest, report
+from onecrop.map import find_repeats, main_axes, make_map, nearest, place, report
 from onecrop.methods.sid import SidSettings
 from onecrop.report.reading import read_run
 from tests.pictures import write_pictures
@@ -146,6 +146,20 @@ def test_a_run_whose_pictures_are_gone_keeps_its_page(tmp_path, capsys):
     assert main(["report", str(run)]) == 0
     assert "no map of" in capsys.readouterr().err
     assert "no map of pictures" in (run / "report.html").read_text()
+
+
+def test_any_seed_makes_a_map():
+    unit = np.eye(6, dtype=np.float32)
+    assert place(unit, -1).shape == (6, 2)
+    assert np.array_equal(place(unit, 3), place(unit, 2**32 + 3))
+
+
+def test_a_run_whose_map_cannot_be_written_keeps_its_page(tmp_path, capsys):
+    run = pretrain(recipe(tmp_path / "run"))
+    (run / "map").touch()  # a file in the folder's place
+    assert main(["report", str(run), "--points", "20"]) == 0
+    assert "no map of" in capsys.readouterr().err
+    assert (run / "report.html").exists()
 
 
 def test_a_detection_run_has_a_page(runs, tmp_path):
@@ -313,9 +327,9 @@ def test_phone_and_dark_mode(browser, page):
 def test_every_curve_is_drawn_in_the_browser(browser, page):
     open_page(browser, page)
     count = browser.execute_script("return document.querySelectorAll('.graph').length")
-    for place in range(count - 2):
-        browser.execute_script(f"document.getElementById('curve{place}').scrollIntoView()")
-        wait_for(browser, f"document.querySelector('#curve{place} .scatterlayer path.js-line')")
+    for number in range(count - 2):
+        browser.execute_script(f"document.getElementById('curve{number}').scrollIntoView()")
+        wait_for(browser, f"document.querySelector('#curve{number} .scatterlayer path.js-line')")
     assert (
         browser.execute_script("return document.querySelectorAll('#curve0 path.js-line').length") == 2
     )  # a line a run

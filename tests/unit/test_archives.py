@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from onecrop.data import archives, load
-from onecrop.data.sources import Request
+from onecrop.data.sources import Request, load_labelled
 from onecrop.errors import UserError
 from tests.pictures import encoded, write_pictures
 
@@ -58,6 +58,8 @@ def test_an_archive_is_like_its_folder(tmp_path, ending, monkeypatch):
     assert load(str(archive), request=REQUEST).fingerprint == packed.fingerprint
     with pytest.raises(UserError, match="has no test part"):
         load(str(archive), "test", REQUEST)
+    train, test, _ = load_labelled(str(archive), REQUEST)
+    assert (len(train), len(test), test.classes) == (6, 2, ("cat", "dog"))
 
 
 @pytest.mark.parametrize("ending", [".zip", ".tar.gz"])
@@ -95,6 +97,16 @@ def test_links_and_devices_in_a_tar_are_not_followed(tmp_path, ending, capsys):
             tar.addfile(info)
     assert len(load(str(archive), request=REQUEST)) == 1
     assert "other0.jpg (a link, not followed) and 3 more passed over" in capsys.readouterr().out
+
+
+def test_the_parts_of_an_archive_are_no_classes(tmp_path):
+    members = {
+        f"{part}/{label}/{n}.jpg": encoded(n, "jpg") for part in ("train", "val") for label in "ab" for n in (1, 2)
+    }
+    archive = make(tmp_path / "a.zip", members)
+    with pytest.raises(UserError, match="has no labels"):
+        load_labelled(str(archive), REQUEST)
+    assert len(load(str(archive), request=REQUEST)) == 8
 
 
 def test_links_in_a_zip_are_not_followed(tmp_path, capsys):
@@ -194,6 +206,29 @@ def test_damaged_archives(tmp_path, ending):
         bad.write_bytes(content)
         with pytest.raises(UserError, match=r"bad\S* cannot be read|no images found below"):
             load(str(bad), request=REQUEST)
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz"])
+def test_a_damaged_header_in_the_middle(tmp_path, ending):
+    """tarfile would take it for the end of the archive."""
+    content = bytearray(make(tmp_path / "a.tar", {f"{n}.jpg": encoded(n, "jpg") for n in range(4)}).read_bytes())
+    place = content.index(b"2.jpg\0")
+    for damaged in (content[:place] + b"X" * 20 + content[place + 20 :], content[: place + 100]):
+        bad = tmp_path / f"bad{ending}"
+        bad.write_bytes(gzip.compress(damaged) if ending == ".tar.gz" else damaged)
+        with pytest.raises(UserError, match="cannot be read as an archive"):
+            load(str(bad), request=REQUEST)
+
+
+def test_an_archive_that_breaks_between_listing_and_reading(tmp_path):
+    members = {f"{n}.jpg": encoded(n, "jpg", (200, 150)) for n in range(9)}
+    archive = make(tmp_path / "a.tar.gz", members)
+    listing = archives.list_archive(archive)
+    content = bytearray(archive.read_bytes())
+    content[len(content) // 2 :] = b"\xff" * (len(content) - len(content) // 2)
+    archive.write_bytes(content)
+    with pytest.raises(UserError, match="cannot be read as an archive"):
+        list(listing.openers(listing.entries))
 
 
 def test_an_archive_without_images(tmp_path):

@@ -99,6 +99,34 @@ def test_cifar_damaged_or_missing(tmp_path, monkeypatch):
         load("cifar100", "train", Request(str(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("file", "change", "words"),
+    [
+        ("train", {b"data": [[300]]}, "is not a CIFAR batch: it has no fine_labels and data"),
+        ("train", {b"fine_labels": 3}, r"data has shape \(2, 3072\) for 1 labels"),
+        ("train", {b"data": [], b"fine_labels": []}, r"data has shape \(0,\) for 0 labels"),
+        ("train", {b"fine_labels": [-1, 2]}, "holds the label -1, but there are 100 classes"),
+        ("meta", {b"fine_label_names": 5}, None),
+        ("meta", {b"fine_label_names": [b"\xff"] * 100}, None),
+    ],
+)
+def test_cifar_with_other_things_in_it(tmp_path, file, change, words):
+    folder, *_ = write_cifar(tmp_path, "cifar100", python=True)
+    content = {b"data": np.zeros((2, 3072), np.uint8), b"fine_labels": [1, 2]} if file == "train" else {}
+    (folder / file).write_bytes(pickle.dumps(content | change, protocol=2))
+    if words is None:  # names are for people: a set with odd ones can be learned from
+        assert len(load("cifar100", "train", Request(str(tmp_path))).classes) == 100
+    else:
+        with pytest.raises(UserError, match=words):
+            load("cifar100", "train", Request(str(tmp_path)))
+
+
+def test_cifar_names_that_are_no_text(tmp_path):
+    folder, *_ = write_cifar(tmp_path, "cifar10", python=False)
+    (folder / "batches.meta.txt").write_bytes(b"\xff " * 10)
+    assert len(load("cifar10", "test", Request(str(tmp_path))).classes) == 10
+
+
 def test_tiny_imagenet_layout(tmp_path):
     root = tmp_path / "tiny-imagenet-200"
     (root / "val").mkdir(parents=True)
@@ -113,6 +141,10 @@ def test_tiny_imagenet_layout(tmp_path):
     assert test.labels.tolist() == [1, 1]
     assert train.images.shape == (4, 3, 64, 64)
     assert split == "official"
+    for name, content in (("val/val_annotations.txt", b"no tab"), ("wnids.txt", b"\xff")):
+        (root / name).write_bytes(content)
+        with pytest.raises(UserError, match=r"its lists in .* cannot be read; fetch it again"):
+            load("tiny-imagenet", "test", Request(str(tmp_path)))
 
 
 def test_imagenet_layout_and_subset(tmp_path):
@@ -143,6 +175,10 @@ def test_any_folder_with_and_without_classes(tmp_path):
     assert (len(train), len(test), split) == (16, 4, "20% of each class held out of the labels")
     assert set(train.files).isdisjoint(test.files)
     assert sorted(test.labels.tolist()) == [0, 0, 1, 1]
+    (tmp_path / "classes" / "fox").mkdir()
+    (tmp_path / "classes" / "fox" / "broken.jpg").write_bytes(b"x")
+    with pytest.raises(UserError, match="label fox has no image that can be read, and two are needed"):
+        load_labelled(str(tmp_path / "classes"), Request(image_size=16))
     for part in ("train", "val"):
         for name in ("cat", "dog"):
             write_images(tmp_path / "parts" / part / name, 3)
@@ -195,6 +231,8 @@ def test_folders_that_cannot_work(tmp_path):
         load("cifar1")
     with pytest.raises(UserError, match="is not a folder"):
         load(str(tmp_path / "absent"))
+    with pytest.raises(UserError, match="an empty name is not a folder"):
+        load("")  # as by a variable that a shell does not know
 
 
 def image_set(count):

@@ -10,7 +10,8 @@ from torch import nn
 from onecrop.data.images import ImageSet
 from onecrop.evaluate import EVALUATIONS, Probe
 from onecrop.evaluate.features import extract
-from onecrop.evaluate.knn import knn_predict, nearest
+from onecrop.evaluate.knn import knn_predict
+from onecrop.map import nearest
 from onecrop.nets import Pixels, build_backbone
 
 CPU = torch.device("cpu")
@@ -35,8 +36,8 @@ def test_knn_equals_brute_force(monkeypatch):
 
 
 def test_nearest_leaves_the_query_out():
-    features = torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1]])
-    assert nearest(features, torch.tensor([0, 2]), 1)[:, 0].tolist() == [1, 3]
+    unit = nn.functional.normalize(torch.tensor([[1.0, 0], [1, 0.1], [0, 1], [0.1, 1]])).numpy()
+    assert nearest(unit @ unit.T, 1)[[0, 2], 0].tolist() == [1, 3]
 
 
 def colour_set(count, seed):

@@ -1,10 +1,12 @@
 import json
 
 import pytest
+import torch
 
 from onecrop.errors import UserError
 from onecrop.files import append_json_line, read_json_lines
 from onecrop.report.plots import plot_curves
+from onecrop.tensors import load_tensors, save_tensors
 
 
 def test_a_line_cut_short_costs_no_other_line(tmp_path):
@@ -35,3 +37,14 @@ def test_a_figure_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
         plot_curves(tmp_path, path)
     assert path.read_bytes() == good
     assert [file.name for file in path.parent.iterdir()] == ["curves.png"]
+
+
+def test_tied_weights_are_written_under_both_names(tmp_path):
+    weight = torch.arange(4.0)
+    save_tensors(tmp_path / "tied.safetensors", {"a": weight, "b": weight, "c": weight[1:]}, {})
+    tensors, _ = load_tensors(tmp_path / "tied.safetensors")
+    assert {key: value.tolist() for key, value in tensors.items()} == {
+        "a": [0, 1, 2, 3],
+        "b": [0, 1, 2, 3],
+        "c": [1, 2, 3],
+    }

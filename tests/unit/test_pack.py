@@ -13,7 +13,7 @@ from PIL import Image
 
 from onecrop.data import load
 from onecrop.data import pack as packing
-from onecrop.data.parallel import TASK
+from onecrop.data.parallel import TASK, in_parallel
 from onecrop.data.sources import Request
 from onecrop.errors import UserError
 from tests.pictures import encoded, picture, write_pictures
@@ -258,3 +258,16 @@ def test_a_bomb_and_an_odd_shape_among_good_pictures(tmp_path):
     assert len(images) == 4
     assert images.aspect.max() == 2000
     assert cached(tmp_path, "skipped.txt").read_text().startswith("bomb.png\t")
+
+
+def test_as_many_threads_as_cores_that_are_ours(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {3}, raising=False)
+    threads = set()
+
+    def work(items):
+        threads.add(threading.get_ident())
+        time.sleep(0.01)
+        return items
+
+    assert [i for items in in_parallel(work, range(300)) for i in items] == list(range(300))
+    assert len(threads) == 1

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, Self, cast
 
 from onecrop.data.decode import Opener
 from onecrop.data.listing import Entry, Listing, Skipped, is_image_name
@@ -43,10 +43,14 @@ def is_archive(path: Path) -> bool:
 
 def list_archive(path: Path) -> Listing:
     """The images of an archive, in its own order; of two members with one name the last counts, as when unpacking."""
+    with _damage_named(path):
+        return _list_zip(path) if path.name.lower().endswith(".zip") else _list_tar(path)
+
+
+@contextmanager
+def _damage_named(path: Path) -> Iterator[None]:
     try:
-        if path.name.lower().endswith(".zip"):
-            return _list_zip(path)
-        return _list_tar(path)
+        yield
     except UserError:
         raise
     except Exception as error:  # a damaged archive fails in many ways
@@ -130,7 +134,7 @@ def _list_zip(path: Path) -> Listing:
 def _list_tar(path: Path) -> Listing:
     unpack = next((opened for ending, opened in COMPRESSED_TARS.items() if path.name.lower().endswith(ending)), None)
     members = _Members(path)
-    with _tar_stream(path, unpack, members.limit) if unpack else tarfile.open(path, "r:") as archive:
+    with _tar_stream(path, unpack, members.limit) if unpack else tarfile.open(path, "r:", tarinfo=_Header) as archive:
         for number, info in enumerate(archive):
             if not info.isdir():
                 link = info.issym() or info.islnk()
@@ -157,15 +161,23 @@ def _streamed(
 ) -> Iterator[Opener]:
     """A compressed tar has no places to jump to: it is read from its start, as the openers are asked for."""
     wanted = {places[entry.name] for entry in entries}
-    try:
-        with _tar_stream(path, unpack, limit) as archive:
-            for number, info in enumerate(archive):
-                if number in wanted:
-                    yield partial(io.BytesIO, cast(BinaryIO, archive.extractfile(info)).read())
-    except (OSError, EOFError, ValueError, tarfile.TarError, lzma.LZMAError) as error:
-        if isinstance(error, UserError):
+    with _damage_named(path), _tar_stream(path, unpack, limit) as archive:
+        for number, info in enumerate(archive):
+            if number in wanted:
+                yield partial(io.BytesIO, cast(BinaryIO, archive.extractfile(info)).read())
+
+
+class _Header(tarfile.TarInfo):
+    """Behind the first member tarfile takes a damaged header for the end, and all that follows would be lost unsaid."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf.strip(b"\0"):  # zeros, or nothing at all, are the true end
+                raise tarfile.ReadError(str(error)) from None
             raise
-        raise UserError(f"{path} cannot be read to its end ({error}): fetch or make it again") from None
 
 
 class _Counted(io.RawIOBase):
@@ -184,5 +196,7 @@ class _Counted(io.RawIOBase):
 
 @contextmanager
 def _tar_stream(path: Path, unpack: Callable[[Path], Any], limit: int) -> Iterator[tarfile.TarFile]:
-    with unpack(path) as stream, tarfile.open(fileobj=_Counted(stream, path, limit), mode="r|") as archive:
-        yield archive
+    with unpack(path) as stream:
+        counted = _Counted(stream, path, limit)
+        with tarfile.open(fileobj=counted, mode="r|", tarinfo=_Header) as archive:
+            yield archive

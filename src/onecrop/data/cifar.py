@@ -48,19 +48,17 @@ def cifar(name: str, split: str, data_dir: Path) -> ImageSet:
     binary, python = data_dir / layout.binary, data_dir / layout.python
     if not binary.is_dir() and not python.is_dir():
         _download(name, data_dir)
-    read = _read_binary if binary.is_dir() else _read_python
-    folder = binary if binary.is_dir() else python
+    folder, read = (binary, _read_binary) if binary.is_dir() else (python, _read_python)
     images, labels = zip(*(read(folder / part, layout) for part in parts), strict=True)
     pixels, numbers = np.concatenate(images).reshape(-1, 3, 32, 32), np.concatenate(labels).astype(np.int64)
     classes = _class_names(folder, layout) or tuple(map(str, range(10 if name == "cifar10" else 100)))
-    if numbers.min() < 0 or numbers.max() >= len(classes):
-        raise UserError(
-            f"{folder} holds the label {numbers.max()}, but there are {len(classes)} classes: fetch it again"
-        )
+    wrong = numbers[(numbers < 0) | (numbers >= len(classes))]
+    if wrong.size:
+        raise UserError(f"{folder} holds the label {wrong[0]}, but there are {len(classes)} classes: fetch it again")
     return ImageSet(name, pixels, numbers, classes, image_size=32)
 
 
-def _read_binary(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def _read_binary(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     path = path.with_name(path.name + ".bin")
     records = np.frombuffer(_bytes(path), np.uint8)
     if records.size == 0 or records.size % (layout.label_bytes + PIXELS):
@@ -69,15 +67,15 @@ def _read_binary(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], NDArray
     return records[:, layout.label_bytes :], records[:, layout.label_bytes - 1]
 
 
-def _read_python(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def _read_python(path: Path, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[Any]]:
     content = load_arrays(path)
     try:
         pixels, labels = np.asarray(content[b"data"], np.uint8), np.asarray(content[layout.label_key], np.int64)
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         raise UserError(f"{path} is not a CIFAR batch: it has no {layout.label_key.decode()} and data") from None
-    if pixels.shape != (len(labels), PIXELS):
-        raise UserError(f"{path} is not a CIFAR batch: data has shape {pixels.shape} for {len(labels)} labels")
-    return pixels, labels
+    if not labels.size or pixels.shape != (labels.size, PIXELS):
+        raise UserError(f"{path} is not a CIFAR batch: data has shape {pixels.shape} for {labels.size} labels")
+    return pixels, labels.reshape(-1)
 
 
 class _ArraysOnly(pickle.Unpickler):
@@ -109,14 +107,13 @@ def _bytes(path: Path) -> bytes:
 
 
 def _class_names(folder: Path, layout: Layout) -> tuple[str, ...]:
-    texts = [folder / "batches.meta.txt", folder / "fine_label_names.txt"]
-    for text in texts:
+    for text in (folder / "batches.meta.txt", folder / "fine_label_names.txt"):
         if text.exists():
-            return tuple(text.read_text().split())
-    if (folder / layout.names).exists():
-        names = load_arrays(folder / layout.names).get(layout.names_key, [])
-        return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names)
-    return ()
+            return tuple(_bytes(text).decode(errors="replace").split())
+    names = load_arrays(folder / layout.names).get(layout.names_key) if (folder / layout.names).exists() else None
+    if not isinstance(names, list):
+        return ()
+    return tuple(name.decode(errors="replace") if isinstance(name, bytes) else str(name) for name in names)
 
 
 def _download(name: str, data_dir: Path) -> None:

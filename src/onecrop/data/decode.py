@@ -50,16 +50,16 @@ def _decode(file: BinaryIO, size: int) -> Picture:
         name, mode, (width, height) = image.format or "?", image.mode, image.size
         image.draft("RGB", (size, size))  # JPEG only: decode at the nearest larger eighth
         image.load()
-        turn = UPRIGHT.get(_orientation(image))
+        orientation = _orientation(image)
         if image.size != (width, height) and name == "TIFF":
             width, height = image.size  # Pillow turns TIFF itself
         # Antialiased: the filter's support grows with the reduction. Squashing to a square and turning by quarters
         # can change places, and turning the small picture is cheaper.
         square = _eight_bits(image).resize((size, size), Image.Resampling.BILINEAR, reducing_gap=3.0)
-    if turn is not None:
-        square = square.transpose(turn)
-        if turn in (UPRIGHT[5], UPRIGHT[6], UPRIGHT[7], UPRIGHT[8]):
-            width, height = height, width
+    if orientation in UPRIGHT:
+        square = square.transpose(UPRIGHT[orientation])
+    if orientation in (5, 6, 7, 8):  # lies on its side
+        width, height = height, width
     square = square if square.mode == "RGB" else square.convert("RGB")
     return Picture(square, width, height, name, mode)
 

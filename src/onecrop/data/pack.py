@@ -200,7 +200,7 @@ class _Packing:
         rows = np.memmap(images, np.uint8, mode="r", shape=shape)
 
         def seen_again(numbers: list[int]) -> Looks:
-            return look_at([Image.fromarray(np.ascontiguousarray(rows[n].transpose(1, 2, 0))) for n in numbers])
+            return look_at([Image.fromarray(rows[n].transpose(1, 2, 0)) for n in numbers])
 
         for looks in in_parallel(seen_again, range(len(rows))):
             self.originals.add_all(looks)

@@ -17,7 +17,8 @@ AHEAD = 4  # tasks a thread may be ahead of the one who takes the results: cover
 
 def in_parallel(function: Callable[[list[Item]], Result], items: Iterable[Item]) -> Iterator[Result]:
     """`function` of the first few items, of the next, and so on. Threads suffice: decoders work outside of Python."""
-    workers = os.cpu_count() or 1
+    # those that a scheduler has left us, where the system says so: of a large machine that may be a few
+    workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     waiting: deque[Future[Result]] = deque()
     remaining = iter(items)
 

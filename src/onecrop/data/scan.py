@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -169,15 +168,11 @@ def _digest(opener: Opener) -> bytes | None:
 def thumbnails(listing: Listing, names: set[str], size: int) -> dict[str, NDArray[np.uint8]]:
     """Name -> [height, width, 3] in true proportions, its longer side `size`; for those that can be read."""
     entries = [entry for entry in listing.entries if entry.name in names]
-    decoded = chain.from_iterable(in_parallel(partial(_decode_all, size=size), listing.openers(entries)))
+    tasks = in_parallel(lambda openers: [decode(opener, size) for opener in openers], listing.openers(entries))
     found = {}
-    for entry, picture in zip(entries, decoded, strict=True):
+    for entry, picture in zip(entries, chain.from_iterable(tasks), strict=True):
         if isinstance(picture, Picture):
             longer = max(picture.width, picture.height)
             shape = max(1, size * picture.width // longer), max(1, size * picture.height // longer)
             found[entry.name] = np.asarray(picture.square.resize(shape))
     return found
-
-
-def _decode_all(openers: list[Opener], size: int) -> list[Picture | str]:
-    return [decode(opener, size) for opener in openers]

@@ -19,12 +19,12 @@ HUE_SPREAD = 0.1
 Field = NDArray[np.float32]
 
 
-def shapes(count: int = 4000, size: int = 32, seed: int = 0, name: str = "shapes") -> ImageSet:
+def shapes(count: int = 4000, size: int = 32, seed: int = 0) -> ImageSet:
     """`count` pictures of size×size, a function of its arguments alone."""
     rng = np.random.default_rng(fold("shapes", seed))
     labels = rng.integers(0, len(CLASSES), count)
     images = np.concatenate([_draw(labels[i : i + CHUNK], size, rng) for i in range(0, count, CHUNK)])
-    return ImageSet(name, images, labels, CLASSES, image_size=size)
+    return ImageSet("shapes", images, labels, CLASSES, image_size=size)
 
 
 def _draw(labels: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDArray[np.uint8]:
@@ -50,7 +50,7 @@ def _draw(labels: NDArray[np.int64], size: int, rng: np.random.Generator) -> NDA
     hue = (labels[:, None, None] / len(CLASSES) + rng.uniform(-HUE_SPREAD, HUE_SPREAD, (n, 1, 1))) % 1
     bright = _colour(hue, per_image(0.5, 0.9), per_image(0.7, 1.0))  # [n, 3, 1, 1]
     dark = _colour(hue + 0.08, per_image(0.4, 0.9), per_image(0.25, 0.5))
-    thing = dark[:, :] + (bright - dark) * pattern[:, None]
+    thing = dark + (bright - dark) * pattern[:, None]
     slope, turn = per_image(-1, 1), per_image(0, 2 * np.pi)
     split = 1 / (1 + np.exp(-6 * (np.cos(turn) * x + np.sin(turn) * y - slope)))  # two-colour background
     first = _colour(rng.random((n, 1, 1)), per_image(0.0, 0.6), per_image(0.2, 0.9))

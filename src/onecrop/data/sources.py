@@ -1,13 +1,12 @@
 """Where images come from: the named sets, and any folder. A new set is one function and one line in SOURCES."""
 
 import posixpath
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from onecrop.data.archives import ENDINGS, is_archive, list_archive
 from onecrop.data.cifar import cifar
@@ -42,13 +41,13 @@ def load(name: str, split: str = "train", request: Request | None = None) -> Ima
         return _held_out(name, split, request)
     if name in SOURCES:
         images = SOURCES[name](split, request)
-    elif Path(name).is_dir():
+    elif name and Path(name).is_dir():  # an empty one is not the folder we are in
         images = _folder(split, Path(name), request)
     elif is_archive(Path(name)):
         images = _archive(split, Path(name), request)
     elif "/" in name or Path(name).exists():
         raise UserError(
-            f"{name} is not a folder: give a folder or archive ({', '.join(ENDINGS)}) of images, "
+            f"{name or 'an empty name'} is not a folder: give a folder or archive ({', '.join(ENDINGS)}) of images, "
             f"or one of {', '.join(SOURCES)}"
         )
     else:
@@ -71,8 +70,7 @@ def _held_out(name: str, split: str, request: Request) -> ImageSet:
         raise UserError(f"--holdout {request.holdout} leaves none of the {len(whole)} images of {name} to learn from")
     aside = np.zeros(len(whole), bool)
     aside[subset_index(len(whole), request.holdout, seed=0)] = True
-    part = replace(whole.take(np.flatnonzero(aside if split == "test" else ~aside)), name=name)
-    return _in_memory(part, split, request)
+    return _in_memory(whole.take(np.flatnonzero(aside if split == "test" else ~aside)), split, request)
 
 
 class Labelled(NamedTuple):
@@ -87,30 +85,29 @@ def load_labelled(name: str, request: Request) -> Labelled:
     """A folder of classes without a test part gives up a fifth of each class."""
     whole = replace(request, subset=None)
     train = load(name, "train", whole)
-    labels = train.need_labels()
-    if request.holdout or name in SOURCES or _split_folders(Path(name)):
+    train.need_labels()
+    if request.holdout or has_test_part(name):
         test = load(name, "test", whole)
         test.need_labels()
         if test.classes != train.classes:
             raise UserError(f"{name}: the test part has other classes than the training part")
         official = "official" if name in SOURCES else "folders"
         return Labelled(train, test, f"{request.holdout} training images held out" if request.holdout else official)
-    for name_of_class, count in zip(train.classes, np.bincount(labels, minlength=len(train.classes)), strict=True):
-        if count < 2:
-            raise UserError(f"{name}: class {name_of_class} has {count} image, evaluation needs two or more of each")
-    held_out = hold_out(labels, len(train.classes))
-    parts = train.take(np.flatnonzero(~held_out)), train.take(np.flatnonzero(held_out))
+    return hold_out(train)
+
+
+def hold_out(whole: ImageSet) -> Labelled:
+    """TEST_SHARE of each class aside, at least one image, always the same ones."""
+    labels, aside = whole.need_labels(), np.zeros(len(whole), bool)
+    for number, label in enumerate(whole.classes):
+        members = np.random.default_rng(fold("held out", number)).permutation(np.flatnonzero(labels == number))
+        if len(members) < 2:
+            count = "one image" if len(members) else "no image that can be read"
+            raise UserError(f"{whole.name}: label {label} has {count}, and two are needed: one to learn, one to test")
+        aside[members[: max(1, round(TEST_SHARE * len(members)))]] = True
+    parts = whole.take(np.flatnonzero(~aside)), whole.take(np.flatnonzero(aside))
     # pretraining on this folder sees all of it, without labels; the row must not hide that
     return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
-
-
-def hold_out(labels: NDArray[np.int64], num_classes: int) -> NDArray[np.bool_]:
-    """TEST_SHARE of each class, at least one image, always the same ones."""
-    held_out = np.zeros(len(labels), bool)
-    for label in range(num_classes):
-        members = np.random.default_rng(fold("held out", label)).permutation(np.flatnonzero(labels == label))
-        held_out[members[: max(1, round(TEST_SHARE * len(members)))]] = True
-    return held_out
 
 
 def _in_memory(images: ImageSet, split: str, request: Request) -> ImageSet:
@@ -155,13 +152,15 @@ def _tiny_imagenet(split: str, request: Request) -> ImageSet:
     try:
         wnids = tuple((root / "wnids.txt").read_text().split())
         table = (root / "val" / "val_annotations.txt").read_text().splitlines()
+        wnid_of = dict(line.split("\t")[:2] for line in table)
     except OSError as error:
         raise UserError(f"tiny-imagenet is incomplete: cannot read {error.filename}; fetch it again") from None
+    except ValueError:  # no text, or no tabs in it
+        raise UserError(f"tiny-imagenet is damaged: its lists in {root} cannot be read; fetch it again") from None
     listing = list_folder(root / ("train" if split == "train" else "val/images"))
     if split == "train":
         names = [entry.name.partition("/")[0] for entry in listing.entries]
     else:
-        wnid_of = dict(line.split("\t")[:2] for line in table)
         missing = wnid_of.keys() - {entry.name for entry in listing.entries}
         if missing:
             raise UserError(f"tiny-imagenet: {listing.root / min(missing)} is listed but not there; fetch it again")
@@ -206,19 +205,24 @@ SOURCES: dict[str, Callable[[str, Request], ImageSet]] = {
 TEST_NAMES = ("test", "val", "valid", "validation")
 
 
+def _are_parts(folders: Set[str]) -> bool:
+    """A training part, one or more to test on, and nothing else."""
+    return "train" in folders and len(folders) > 1 and folders <= {"train", *TEST_NAMES}
+
+
 def _split_folders(root: Path) -> dict[str, Path]:
     """{"train": folder, "test": folder} where `root` is laid out so: train/ and test parts, and no other folder."""
     folders = {entry.name: entry for entry in root.iterdir() if entry.is_dir() and not entry.name.startswith(".")}
-    tests = [folders[name] for name in TEST_NAMES if name in folders]
-    if "train" not in folders or not tests or set(folders) - {"train", *TEST_NAMES}:
+    if not _are_parts(folders.keys()):
         return {}
     # test parts are often handed out without labels: take one whose images lie in class folders, if there is one
+    tests = [folders[name] for name in TEST_NAMES if name in folders]
     labelled = [part for part in tests if any(entry.is_dir() for entry in part.iterdir())]
     return {"train": folders["train"], "test": (labelled or tests)[0]}
 
 
-def has_test_part(folder: str) -> bool:
-    return Path(folder).is_dir() and bool(_split_folders(Path(folder)))
+def has_test_part(name: str) -> bool:
+    return name in SOURCES or (Path(name).is_dir() and bool(_split_folders(Path(name))))
 
 
 def _folder(split: str, root: Path, request: Request) -> ImageSet:
@@ -250,7 +254,7 @@ def _class_folders(name: str, split: str, listing: Listing, request: Request) ->
     below = [entry.name[len(shared) :].partition("/") for entry in listing.entries]
     names = [folder if slash else "" for folder, slash, _ in below]
     classes = tuple(sorted(set(names)))
-    if "" in classes or len(classes) < 2:
+    if "" in classes or len(classes) < 2 or _are_parts(set(names)):
         names, classes = [], ()
     size = request.image_size or 224
     return _packed(name, split, listing, names, classes, size, stored_size(size), request)

@@ -1,8 +1,6 @@
 """Evaluation of frozen features. A new evaluation is one function and one line in EVALUATIONS."""
 
 import copy
-import json
-import sys
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,11 +15,11 @@ from onecrop.data.images import subset_index
 from onecrop.data.sources import Labelled, Request, load_labelled, pretrained_on
 from onecrop.device import choose_device, tune
 from onecrop.distributed import joined, world
-from onecrop.errors import UserError, unknown
+from onecrop.errors import UserError, not_fatal, unknown
 from onecrop.evaluate.features import Probe
 from onecrop.evaluate.knn import knn
 from onecrop.evaluate.linear import linear, linear_fast
-from onecrop.files import append_json_line
+from onecrop.files import append_json_line, read_json
 from onecrop.nets import Pixels, load_backbone, read_backbone
 from onecrop.nets.backbones import backbone_file, untrained_like
 from onecrop.report.card import write_card
@@ -65,7 +63,7 @@ def evaluate(
     _, facts = read_backbone(run)
     trained = load_backbone(run, into=copy.deepcopy(backbone))
     folder = backbone_file(run).parent
-    begun = _recipe_of(folder)
+    begun = read_json(folder / "recipe.json") or {}  # where the run found its data, if the folder is a run
     size = _input_size(trained, int(facts["image_size"]), image_size)
     request = Request(
         begun.get("data_dir", "data") if data_dir is None else data_dir,
@@ -89,17 +87,12 @@ def evaluate(
             row = {"of": of, "epoch": facts["epoch"] if of == "pretrained" else 0, **row, "pretraining": facts}
             row |= {} if subset is None else {"subset": subset}  # not a score on all labels
             rows.append(row)
-            if not world().first:
-                continue
-            try:
-                append_json_line(folder / "results.jsonl", row)
-            except UserError as error:  # the figure is worth more than the file
-                print(f"onecrop: {error}", file=sys.stderr)
+            if world().first:
+                with not_fatal():
+                    append_json_line(folder / "results.jsonl", row)
     if begun and world().first:
-        try:
+        with not_fatal():
             write_card(folder)
-        except UserError as error:
-            print(f"onecrop: {error}", file=sys.stderr)
     return rows
 
 
@@ -144,15 +137,6 @@ def _input_size(backbone: nn.Module, pretrained_at: int, wanted: int | None) -> 
                 "leave --image-size out"
             ) from None
     return size
-
-
-def _recipe_of(folder: Path) -> dict[str, Any]:
-    """Where the run found its data, if the folder is a run."""
-    try:
-        content = json.loads((folder / "recipe.json").read_text())
-    except (OSError, ValueError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 __all__ = ["EVALUATIONS", "Probe", "evaluate", "fewer_labels", "run_probe"]

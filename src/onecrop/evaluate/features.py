@@ -40,10 +40,11 @@ def batches(images: ImageSet, device: torch.device) -> Iterator[tuple[int, Tenso
 
     Of several processes each gets its part of the batches: whole ones, so that the bits do not depend on their number.
     """
+    whole = images.true_aspect
     for number in _numbers(images):
         part = slice(number * BATCH, (number + 1) * BATCH)
         pixels = torch.from_numpy(np.ascontiguousarray(images.images[part])).to(device)
-        yield number, pixels, torch.from_numpy(images.true_aspect[part]).to(device)
+        yield number, pixels, torch.from_numpy(whole[part]).to(device)
 
 
 def _numbers(images: ImageSet) -> range:

@@ -20,13 +20,13 @@ from onecrop.data import ImageSet
 from onecrop.data.sources import Labelled, Request
 from onecrop.device import choose_device, seed_step, tune
 from onecrop.draws import draws, fold, shuffled
-from onecrop.errors import UserError
+from onecrop.errors import UserError, not_fatal
 from onecrop.evaluate.features import Probe, extract, labels_on, random_view
 from onecrop.evaluate.labels import load_with_labels
 from onecrop.evaluate.linear import linear_fast, new_classifier, score
 from onecrop.files import append_json_line, read_json_lines, sha256_of
 from onecrop.nets import load_backbone, read_backbone
-from onecrop.nets.backbones import backbone_file, untrained_like
+from onecrop.nets.backbones import adopt, backbone_file, untrained_like
 from onecrop.optim import cosine
 from onecrop.progress import Progress, duration
 
@@ -75,6 +75,8 @@ def finetune(
     budget = budget or Budget()
     _check(shares, budget)
     _, facts = read_backbone(run)
+    if backbone is not None:
+        backbone = adopt(backbone, facts["image_size"])  # a copy that knows how long its features are
     pretrained = load_backbone(run, into=copy.deepcopy(backbone))
     folder, digest = backbone_file(run).parent, sha256_of(backbone_file(run))
     probe = Probe(facts["image_size"], choose_device(device), seed)
@@ -102,7 +104,8 @@ def finetune(
             if _key(row) not in done:
                 start = untrained_like(run, fold(seed, "scratch"), backbone) if way == SCRATCH else pretrained
                 row |= _measure(way, start, Labelled(train, sets.test, sets.split), probe, budget)
-                append_json_line(folder / FILE, row)
+                with not_fatal():
+                    append_json_line(folder / FILE, row)
             rows.append(done.get(_key(row), row))
     return rows
 

@@ -36,11 +36,3 @@ def knn_predict(bank: Tensor, labels: Tensor, queries: Tensor, k: int, temperatu
         votes.scatter_add_(1, labels[nearest], ((similarity - 1) / temperature).exp())
         out.append(votes.argmax(1))
     return world().concatenate(torch.cat(out))
-
-
-def nearest(features: Tensor, queries: Tensor, count: int) -> Tensor:
-    """Rows of `features` nearest to each row `queries` of it, itself left out -> [Q, count]."""
-    unit = F.normalize(features, dim=1)
-    similarity = unit[queries] @ unit.T
-    similarity.scatter_(1, queries[:, None], -2.0)
-    return similarity.topk(count, dim=1).indices

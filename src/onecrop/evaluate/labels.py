@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from onecrop.data import load
-from onecrop.data.sources import TEST_SHARE, Labelled, Request, hold_out, load_labelled
+from onecrop.data.sources import Labelled, Request, hold_out, load_labelled
 from onecrop.errors import UserError
 
 
@@ -26,7 +26,7 @@ def _from_csv(path: Path, request: Request) -> Labelled:
             f"{path} lists what is not there: {_some(missing)}; paths are taken from the folder of the CSV file"
         )
     root = os.path.commonpath([os.path.dirname(file) for file in label_of])
-    images = load(root, "train", request)
+    images = load(root, "all", request)
     place = {os.path.abspath(file): i for i, file in enumerate(images.files)}
     unread = [file for file in label_of if file not in place]
     if unread:
@@ -38,13 +38,7 @@ def _from_csv(path: Path, request: Request) -> Labelled:
         raise UserError(f"{path} has {len(classes)} label on images that can be read, and two are needed to tell apart")
     number = {label: i for i, label in enumerate(classes)}
     labels = np.array([number[used[i]] for i in index], np.int64)
-    whole = replace(images.take(index), name=str(path), labels=labels, classes=classes)
-    alone = next((name for name, count in zip(classes, np.bincount(labels), strict=True) if count < 2), None)
-    if alone is not None:
-        raise UserError(f"{path}: label {alone} has one image, and two are needed: one to learn, one to test")
-    held_out = hold_out(labels, len(classes))
-    parts = whole.take(np.flatnonzero(~held_out)), whole.take(np.flatnonzero(held_out))
-    return Labelled(*parts, f"{TEST_SHARE:.0%} of each class held out of the labels")
+    return hold_out(replace(images.take(index), name=str(path), labels=labels, classes=classes))
 
 
 def _some(files: list[str]) -> str:

@@ -11,8 +11,10 @@ from onecrop.files import atomically
 from onecrop.report.sheet import COLUMNS, LINE, TILE, fitted, write_line
 
 
-def draw_neighbours(pictures: NDArray[np.uint8], aspects: Sequence[float], captions: Sequence[str], path: Path) -> Path:
-    """Squashed squares [N, R, R, 3] in their true proportions; the first one, the query, has a frame."""
+def draw_neighbours(
+    pictures: Sequence[NDArray[np.uint8]], aspects: Sequence[float], captions: Sequence[str], path: Path
+) -> Path:
+    """Squashed squares [R, R, 3] in their true proportions; the first one, the query, has a frame."""
     rows = -(-len(pictures) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * TILE, rows * (TILE + LINE)), "white")
     pen = ImageDraw.Draw(sheet)

@@ -1,6 +1,5 @@
 """A run folder as plain data for the page: nothing is computed here, and what is missing is said."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from onecrop.errors import UserError
-from onecrop.files import read_json_lines
+from onecrop.files import read_json, read_json_lines
 
 MAP, MAP_FACTS, MAP_POINTS, MAP_SHEET = "map", "map.json", "points.npz", "thumbnails.webp"
 
@@ -65,12 +64,12 @@ class RunFolder:
 
 
 def read_run(folder: Path) -> RunFolder:
-    recipe = _read_object(folder / "recipe.json")
+    recipe = read_json(folder / "recipe.json")
     if recipe is None:
         raise UserError(f"{folder} is not a run folder: it has no recipe.json that can be read")
     settings = recipe.pop("settings", None)
     notes = []
-    provenance = _read_object(folder / "provenance.json")
+    provenance = read_json(folder / "provenance.json")
     if provenance is None:
         notes.append("provenance.json is missing or cannot be read")
     metrics = read_json_lines(folder / "metrics.jsonl")
@@ -94,16 +93,8 @@ def read_run(folder: Path) -> RunFolder:
     )
 
 
-def _read_object(file: Path) -> Row | None:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return None
-    return content if isinstance(content, dict) else None
-
-
 def _read_map(folder: Path) -> PictureMap | None:
-    facts = _read_object(folder / MAP_FACTS)
+    facts = read_json(folder / MAP_FACTS)
     if facts is None:
         return None
     try:
