@@ -17,6 +17,9 @@ from onecrop.errors import UserError
 from onecrop.progress import watched
 
 BATCH = 1024  # in eval mode no image sees another: the number changes the speed alone
+# Of a forward pass on a CPU: the allocator maps the memory of larger activations anew for every layer, and these page
+# faults take longer than the layers (benchmarks/features.py).
+CPU_PIXELS = 2**16
 Item = TypeVar("Item")
 RESIDENT = 2**30  # bytes of images that stay on the device from view to view
 
@@ -113,8 +116,12 @@ def _of_all(images: ImageSet, parts: list[Tensor], probe: Probe) -> Tensor:
 
 
 def embed(backbone: nn.Module, x: Tensor) -> Tensor:
-    with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda):
-        return backbone(x.contiguous(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
+    x = x.contiguous(memory_format=torch.channels_last)
+    if not x.is_cuda:
+        few = max(4, CPU_PIXELS // math.prod(x.shape[2:]))
+        return torch.cat([backbone(part) for part in x.split(few)]).float()
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return backbone(x).float()  # type: ignore[no-any-return]
 
 
 def labels_on(images: ImageSet, device: torch.device) -> Tensor:

@@ -4,15 +4,14 @@ A claim is a set of comparisons between rows of tables that `onecrop reproduce` 
 hand: each follows from the numbers, their spread over seeds and the size of the test set.
 """
 
-import json
 import math
 import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from onecrop.errors import UserError
 from onecrop.files import write_atomically
+from onecrop.report.results import read_results
 
 Row = tuple[str, ...]  # the head cells of a table's row
 Cell = dict[str, Any]
@@ -88,9 +87,7 @@ class Finding(NamedTuple):
 
 def write_claims(folder: Path, claims: Sequence[Claim], out: Path) -> Path:
     """From the tables of `onecrop reproduce` and of benchmarks/cost.py (*.json) in `folder`."""
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}: name one with tables that onecrop reproduce has made")
-    tables = [table for file in sorted(folder.glob("*.json")) if (table := _as_table(_read(file)))]
+    tables = [table for result in read_results(folder) if (table := _as_table(result))]
     measured = [Measured(string.ascii_uppercase[n] if n < 26 else str(n), table) for n, table in enumerate(tables)]
     found = [_findings(claim, measured) for claim in claims]
     lines = [HEAD.format(folder=folder), "| claim | stands in | verdict |", "| --- | --- | --- |"]
@@ -117,19 +114,13 @@ name the tables listed below: recipe, length and data of the runs.
 """
 
 
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text())
-    except (OSError, ValueError) as error:
-        raise UserError(f"{file} cannot be read: {error}") from None
-    return content if isinstance(content, dict) else {}
-
-
 def _as_table(content: dict[str, Any]) -> dict[str, Any] | None:
     """A table of `onecrop reproduce` is one; the cost of an epoch becomes one; other results are none."""
-    costs = [row for row in content.get("rows", ()) if row.get("epoch_seconds") is not None]
-    if "table" in content or not costs:
-        return content if "table" in content else None
+    if "table" in content:
+        return content
+    costs = [row for row in content["rows"] if row.get("epoch_seconds") is not None]
+    if not costs:
+        return None
     cells = [
         {
             "row": (row["backbone"], row["method"], f"{row['images']:,}"),

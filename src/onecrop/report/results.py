@@ -21,13 +21,18 @@ ones too: [log.md](log.md).
 
 
 def write_results(folder: Path, out: Path) -> Path:
-    """Every *.json of `folder`, in the order of their names -> one Markdown page. A comparison's plan is no result."""
-    files = sorted(file for file in folder.glob("*.json") if file.name != PLAN)
-    if not files:
-        raise UserError(f"no result files (*.json) in {folder}: run onecrop compare or a benchmark first")
-    sections = [section(_read(file)) for file in files]
+    """Every result file of `folder`, in the order of their names -> one Markdown page."""
+    sections = [section(result) for result in read_results(folder)]
     write_atomically(out, "\n".join([HEAD.format(folder=folder), *sections]).encode())
     return out
+
+
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Every *.json of a folder; a comparison's plan is no result."""
+    files = sorted(file for file in folder.glob("*.json") if file.name != PLAN)
+    if not files:
+        raise UserError(f"no result files (*.json) in {folder}: run onecrop compare, reproduce or a benchmark first")
+    return [_read(file) for file in files]
 
 
 def _read(file: Path) -> dict[str, Any]:

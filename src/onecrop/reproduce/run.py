@@ -118,13 +118,15 @@ def _train_and_measure(step: Step, record: Record) -> None:
 
 
 def _write(name: str, table: Table, record: Record, failed: dict[str, str], options: Options) -> Path:
-    cells, fewer = [], dict[str, None]()
+    made, fewer = dict[tuple[str, ...], dict[str, Any]](), dict[str, None]()
     for cell in table.cells:
         steps = [] if cell.training is None else [plan_step(cell, one) for one in options.each_seed()]
         found = [got for step in steps if (got := record.get(step, cell.measure))]
         failure = next((failed[step.name] for step in steps if step.name in failed), None)
-        cells.append(_cell(cell, found, failure, options))
+        column = options.probe if cell.column == "linear" else cell.column  # --with says what stands for it
+        made[*cell.row, column] = {**_cell(cell, found, failure, options), "column": column}
         fewer |= dict.fromkeys(_fewer_images(cell, found, options))
+    cells = list(made.values())
     now = circumstances(choose_device(options.device))
     days = {cell["date"][:10] for cell in cells if "date" in cell} or {now["date"][:10]}
     devices = {cell["device"] for cell in cells if "device" in cell} or {now["device"]}
