@@ -4,7 +4,7 @@ import gc
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -41,6 +41,18 @@ def tune(device: torch.device) -> None:
         torch.set_float32_matmul_precision("high")  # float32 products on the matrix units; only augmentation has any
 
 
+def capture(work: Callable[[], Any]) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Record the work as one graph, without doing it -> graph, result.
+
+    thread_local: another thread may use the device meanwhile, such as the one that reads batches ahead.
+    """
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        result = work()
+    return graph, result
+
+
 class Captured:
     """Work on tensors alone, done many times. On a GPU its second call is captured as one graph and replayed from then
     on: many small operations take longer to launch than to run. Other shapes than the first are worked on as they are.
@@ -64,10 +76,7 @@ class Captured:
             return self.work(*given)
         if self.graph is None:
             self.given = [x.clone() for x in given]
-            torch.cuda.synchronize()
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.result = self.work(*self.given)
+            self.graph, self.result = capture(lambda: self.work(*self.given))
         for kept, new in zip(self.given, given, strict=True):
             kept.copy_(new)
         self.graph.replay()

@@ -85,9 +85,9 @@ class Muon(torch.optim.Optimizer):
             buffers = [self.state[p]["momentum_buffer"] for p in params]
             if group["matrices"]:
                 batches = _batches(params)
-                stacks = _fused(_stack_updates)(batches, params, grads, buffers, group["momentum"])
+                stacks = _fused(_stack_updates, params[0])(batches, params, grads, buffers, group["momentum"])
                 stacks = _orthogonalise_in_parallel(stacks)
-                _fused(_subtract)(batches, params, stacks, group["lr"], group["weight_decay"])
+                _fused(_subtract, params[0])(batches, params, stacks, group["lr"], group["weight_decay"])
             else:
                 torch._foreach_mul_(buffers, group["momentum"])
                 torch._foreach_add_(buffers, grads)
@@ -171,14 +171,9 @@ def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(function, dynamic=False)
 
 
-def _fused(function: Callable[..., Any]) -> Callable[..., Any]:
+def _fused(function: Callable[..., Any], like: Tensor) -> Callable[..., Any]:
     """On a GPU one kernel a parameter, not five; elsewhere the function as it is."""
-
-    def call(batches: list[list[int]], params: list[Tensor], *rest: Any) -> Any:
-        chosen = _compiled(function) if params[0].is_cuda else function
-        return chosen(batches, params, *rest)
-
-    return call
+    return _compiled(function) if like.is_cuda else function
 
 
 class Lars(torch.optim.Optimizer):

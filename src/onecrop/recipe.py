@@ -20,46 +20,49 @@ from onecrop.nets.backbones import Stem, check_backbone
 FREE_ON_RESUME = {"out", "data_dir", "device", "checkpoint_seconds"}
 
 _SHARE = ("between 0 and 1", lambda x: 0 <= x <= 1)
+_SOME_SHARE = ("above 0 and at most 1", lambda x: 0 < x <= 1)
+_BELOW_ONE = ("at least 0 and below 1", lambda x: 0 <= x < 1)
+_COUNT = ("at least 1", lambda x: x >= 1)
 _POSITIVE = ("above 0", lambda x: 0 < x < float("inf"))
 _NOT_NEGATIVE = ("0 or more", lambda x: 0 <= x < float("inf"))
 # What a number may be, by field name, for the recipe and for every method's settings.
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "epochs": ("at least 1", lambda x: x >= 1),
+    "epochs": _COUNT,
     "warmup_epochs": _NOT_NEGATIVE,
     "batch_size": ("at least 2", lambda x: x >= 2),  # batch norm needs two
     "image_size": ("between 8 and 4096", lambda x: 8 <= x <= 4096),
-    "subset": ("at least 1", lambda x: x >= 1),
+    "subset": _COUNT,
     "holdout": _NOT_NEGATIVE,
     "seed": ("between 0 and 2^32 − 1", lambda x: 0 <= x < 2**32),
     "probe_every": _NOT_NEGATIVE,
     "lr": _POSITIVE,
     "weight_decay": _NOT_NEGATIVE,
-    "momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
+    "momentum": _BELOW_ONE,
     "checkpoint_seconds": _NOT_NEGATIVE,
-    "crop_scale": ("above 0 and at most 1", lambda x: 0 < x <= 1),
+    "crop_scale": _SOME_SHARE,
     "jitter": _SHARE,
     "jitter_probability": _SHARE,
     "grey_probability": _SHARE,
     "blur_probability": _SHARE,
     "dim": ("at least 2", lambda x: x >= 2),
-    "hidden": ("at least 1", lambda x: x >= 1),
+    "hidden": _COUNT,
     "temperature": _POSITIVE,
     "kl_temperature": _POSITIVE,
     "kl_weight": _NOT_NEGATIVE,
-    "bank_momentum": ("at least 0 and below 1", lambda x: 0 <= x < 1),
-    "bank_momentum_end": ("at least 0 and below 1", lambda x: 0 <= x < 1),
+    "bank_momentum": _BELOW_ONE,
+    "bank_momentum_end": _BELOW_ONE,
     "sampled_rows": _NOT_NEGATIVE,
     "relation": _SHARE,
     "relation_temperature": ("at least 0.02", lambda x: 0.02 <= x < float("inf")),
     "relation_start": _SHARE,
-    "relation_rise": ("above 0 and at most 1", lambda x: 0 < x <= 1),
-    "smoothing": ("at least 0 and below 1", lambda x: 0 <= x < 1),
-    "bottleneck": ("at least 1", lambda x: x >= 1),
+    "relation_rise": _SOME_SHARE,
+    "smoothing": _BELOW_ONE,
+    "bottleneck": _COUNT,
     "target_momentum": _SHARE,
     "key_momentum": _SHARE,
-    "queue_size": ("at least 1", lambda x: x >= 1),
-    "norm_groups": ("at least 1", lambda x: x >= 1),
-    "noise_samples": ("at least 1", lambda x: x >= 1),
+    "queue_size": _COUNT,
+    "norm_groups": _COUNT,
+    "noise_samples": _COUNT,
     "proximal_weight": _NOT_NEGATIVE,
     "location_weight": _NOT_NEGATIVE,
     "overlap": _SHARE,

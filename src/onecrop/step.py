@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from onecrop.data import Loader
-from onecrop.device import seed_step
+from onecrop.device import capture, seed_step
 from onecrop.draws import fold
 from onecrop.methods import Method
 from onecrop.nets.depth import share_depth
@@ -60,7 +60,7 @@ class TrainStep:
         set_learning_rate(self.optimizer, lr)
         seed_step(self.seed, step)
         if self.graph is None and self.fast and self.taken >= WARM_UP:
-            self._capture()
+            self.graph, _ = capture(self._compute)
         if self.graph is not None:
             self.graph.replay()
         else:
@@ -88,12 +88,6 @@ class TrainStep:
             self.sums = {name: self.sums.get(name, torch.zeros_like(value)) for name, value in values.items()}
         for name, value in values.items():
             self.sums[name].add_(value.detach())
-
-    def _capture(self) -> None:
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self._compute()
 
     def reset_sums(self) -> None:
         for value in self.sums.values():

@@ -1,16 +1,14 @@
-"""On a CUDA device: compiled equals eager, fused equals plain, no host synchronisation in the step, bounded memory."""
+"""On a CUDA device: fused equals plain, streamed equals resident, bounded memory, whole runs."""
 
 import json
+import signal
 import time
-from itertools import product
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 
-from onecrop import Recipe
-from onecrop.choices import resolve
 from onecrop.cli import main
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import Captured, tune
@@ -18,74 +16,11 @@ from onecrop.evaluate.features import Probe, RandomViews, labels_on
 from onecrop.evaluate.linear import Descent, new_classifier
 from onecrop.losses import instance, instance_loss
 from onecrop.nets import build_backbone
-from onecrop.optim import OPTIMIZERS
-from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method
+from onecrop.step import TrainStep
+from tests.gpu.test_step import make
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about what is not ours
 CUDA = torch.device("cuda")
-
-
-def make(fast, optimizer="sgd", precision="bfloat16", compiled=True, count=2000, **settings):
-    tune(CUDA)
-    torch.set_float32_matmul_precision("highest")  # comparisons need more than ten bits
-    torch.backends.cudnn.allow_tf32 = False
-    images = np.random.default_rng(0).integers(0, 255, (count, 3, 32, 32), np.uint8)
-    images = ImageSet("noise", images)
-    recipe = Recipe(data="noise", backbone="tiny", batch_size=64, optimizer=optimizer, precision=precision)
-    recipe = resolve(recipe.override({"dim": 64, "hidden": 128, **settings}), images, CUDA)
-    method = build_method(recipe, count).to(CUDA).to(memory_format=torch.channels_last)
-    loader = Loader(images, 64, CUDA, seed=0)
-    method.prepare(loader)
-    lr = torch.tensor(recipe.lr, device=CUDA)
-    chosen = OPTIMIZERS[optimizer].build(method.parameters(), lr, 0.9, recipe.weight_decay)
-    return method, TrainStep(method, chosen, loader, seed=0, fast=fast, compiled=compiled)
-
-
-SETTINGS = {
-    "default": {},
-    "sampled": {"sampled_rows": 500, "kl": "none", "cutmix": 0.0},
-    "relation": {"relation": 0.5, "relation_start": 0.0},
-    "mixed": {"update": "soft", "mixing": "image", "bank_momentum_end": 0.9},
-}
-
-
-COMPILED = [*product(("sgd", "muon"), SETTINGS), *product(("adamw", "lars"), ["default"])]
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "settings", "compiled"),
-    [*((*pair, True) for pair in COMPILED), *((optimizer, "relation", False) for optimizer in OPTIMIZERS)],
-)
-def test_a_fast_step_equals_an_eager_one(optimizer, settings, compiled):
-    settings, sums, banks = SETTINGS[settings], [], []
-    for fast in (False, True):
-        method, step = make(fast, optimizer, "float32", compiled, **settings)
-        for number in range(WARM_UP + 4):
-            # small: differences of rounding must not grow from step to step, and Adam's first steps amplify them
-            step(number, 1e-4 if optimizer == "adamw" else 1e-3, 0.5)
-        assert (step.graph is not None) == fast
-        sums.append({name: value.item() for name, value in step.sums.items()})
-        banks.append(method.bank.weight.clone())
-    assert sums[0].keys() == sums[1].keys()
-    for name in sums[0]:
-        assert sums[0][name] == pytest.approx(sums[1][name], rel=1e-2, abs=1e-3), name
-    assert F.cosine_similarity(banks[0], banks[1]).min() > 0.999
-
-
-@pytest.mark.parametrize("fast", [False, True])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_step_never_waits_for_the_device(fast, optimizer):
-    _, step = make(fast, optimizer)
-    for number in range(WARM_UP + 1):
-        step(number, 0.01, 0.5)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        for number in range(100, 140):  # beyond the end of an epoch: a new order is drawn on the device
-            step(number, 0.01, 0.5)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    assert all(value.isfinite() for value in step.sums.values())
 
 
 @pytest.mark.parametrize("dense", [True, False], ids=["dense", "blocks"])
@@ -216,6 +151,25 @@ def test_pretrain_and_evaluate_by_the_command_line(tmp_path):
     assert rows[-1]["cross_entropy"] < rows[0]["cross_entropy"]
     assert rows[-1]["peak_memory"] > 0
     assert main(["evaluate", str(run), "--with", "knn,linear-fast"]) == 0
+
+
+@pytest.mark.parametrize("flags", ["--update soft --mixing image --bank-momentum-end 0.9", "--method simsiam"])
+def test_a_run_that_the_system_ends_goes_on(tmp_path, monkeypatch, flags):
+    flags = f"{flags} --backbone efficientnet_b0 --subset 2000 --batch-size 128 --epochs 3 --image-size 32".split()
+    honest = TrainStep.__call__
+
+    def ended(self, step, lr, progress):
+        honest(self, step, lr, progress)
+        if step == 20:
+            signal.raise_signal(signal.SIGTERM)
+
+    run = ["pretrain", "shapes", "--out", str(tmp_path / "run"), *flags]
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainStep, "__call__", ended)
+        assert main(run) == 130
+    assert main([*run, "--resume"]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
 
 
 def test_a_probe_captured_as_graphs_equals_one_that_is_not(monkeypatch):

@@ -147,6 +147,14 @@ def test_a_norm_of_another_make_is_refused():
         share_norms(nn.Sequential(nn.Conv2d(3, 4, 3), Fused(4)), Group(0, 2), 8, CPU)
 
 
+def test_groups_of_vectors_need_parts_of_one_length():
+    """Three processes with 4, 3 and 3 images would take 2, 1 and 1 steps through the norm, and never meet."""
+    for batch_size, groups in ((10, 1), (12, 8)):
+        share_norms(norm_in_groups(nn.Sequential(nn.BatchNorm1d(4)), groups), Group(0, 3), batch_size, CPU)
+    with pytest.raises(UserError, match="take a multiple of 3 for --batch-size 10, or pass --norm-groups 1"):
+        share_norms(norm_in_groups(nn.Sequential(nn.BatchNorm1d(4)), 8), Group(0, 3), 10, CPU)
+
+
 def test_groups_of_keys_lie_within_a_process_where_they_can():
     """Then no statistics travel: the part goes through as it would alone."""
     grouped = norm_in_groups(net(), 2)

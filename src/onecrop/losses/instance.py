@@ -230,8 +230,6 @@ def related(
         from onecrop.losses import sweep
 
         if sweep.takes(rows.shape[1], rows.dtype, t) and len(rows):
-            if group.size == 1:
-                return sweep.relation(own, rows, target, t).to(dtype)
             out, total = sweep.neighbours(own, rows, target, t)
             return (group.sum(out) / group.sum(total)[:, None]).to(dtype)
     total, out = torch.zeros(len(own), dtype=dtype, device=own.device), torch.zeros_like(own, dtype=dtype)

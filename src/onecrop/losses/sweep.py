@@ -173,9 +173,3 @@ def neighbours(own: Tensor, rows: Tensor, target: Tensor, t: float) -> tuple[Ten
     out = torch.empty(grid[1], *own.shape, device=own.device)
     _relation_kernel[grid](own, rows, target, total, out, len(own), len(rows), part, LOG2_E / t, **sizes)
     return out.sum(0), total.sum(0)
-
-
-def relation(own: Tensor, rows: Tensor, target: Tensor, t: float) -> Tensor:
-    """Σ_k r_k·w_k with r = softmax over k ≠ i of w_i·w_k / T_rel -> [B, D]."""
-    out, total = neighbours(own, rows, target, t)
-    return out / total[:, None]

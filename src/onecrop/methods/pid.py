@@ -37,10 +37,9 @@ class Pid(Method):
     ) -> None:
         super().__init__(backbone, dtype)
         self.settings = settings
-        bound = backbone.dim**-0.5  # as torch begins a linear layer
-        self.num_images = num_images
-        shape = (backbone.dim,)
-        drawn = own_rows(lambda count: torch.empty(count, *shape).uniform_(-bound, bound), num_images, self.group)
+        self.num_images, dim = num_images, backbone.dim
+        bound = dim**-0.5  # as torch begins a linear layer
+        drawn = own_rows(lambda count: torch.empty(count, dim).uniform_(-bound, bound), num_images, self.group)
         self.classifier = Table(drawn)
         self.classifier.group = self.group
         self.augment, self.cutmix = augmentation(settings, image_size), CutMix(settings.cutmix, self.group)

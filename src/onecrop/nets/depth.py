@@ -27,9 +27,6 @@ class Depth(nn.Module):
         drawn = x.new_empty(views, total).bernoulli_(1 - self.p).div_(1 - self.p)
         return x * drawn[:, part].reshape(-1, *[1] * (x.ndim - 1))
 
-    def extra_repr(self) -> str:
-        return f"p={self.p}"
-
 
 def replace_depth(net: nn.Module) -> None:
     """Put a Depth in the place of every layer of torchvision's that does the same on one process."""

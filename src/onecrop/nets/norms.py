@@ -147,6 +147,12 @@ def share_norms(net: nn.Module, processes: Group, batch_size: int, device: torch
         if isinstance(child, GroupedNorm):
             child.processes, child.batch_size = processes, batch_size
         elif type(child) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
+            if isinstance(net, NormByParts) and net.groups > 1 and batch_size % processes.size:
+                # parts of other lengths may fall into another number of groups, and the processes would not meet
+                raise UserError(
+                    f"{type(child).__name__} in groups needs as many images on each of {processes.size} processes: "
+                    f"take a multiple of {processes.size} for --batch-size {batch_size}, or pass --norm-groups 1"
+                )
             setattr(net, name, _shared(child, processes, device))
         elif isinstance(child, _BatchNorm):
             raise UserError(
