@@ -7,7 +7,7 @@ from typing import Any
 from onecrop.errors import UserError
 from onecrop.files import write_atomically, write_json
 from onecrop.report.plots import plot_cells_against_cost, plot_reproduction
-from onecrop.report.tables import csv_text
+from onecrop.report.tables import csv_text, markdown_table
 
 Row = dict[str, Any]
 
@@ -122,9 +122,7 @@ def _number(cell: Row) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
-    lines += [f"| {' | '.join(str(row.get(name, '')).replace('|', '/') for name in names)} |" for row in rows]
-    return "\n".join(lines)
+    return markdown_table(names, ([row.get(name, "") for name in names] for row in rows))
 
 
 def as_csv(heads: Sequence[str], cells: Sequence[Row], scale: float) -> str:
