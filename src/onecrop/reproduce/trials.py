@@ -26,6 +26,7 @@ from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Stem
 
 LONGEST = 0.25  # seconds that are worked to time one kind of work among dozens: a rough figure will do
+LONGEST_DETECTION = 1.0  # the same: small shares of a picture tell less well what a whole one takes
 FIRST_IMAGES = 2
 PARTS = 64  # of a picture: detection is begun with one of them
 CATEGORIES = {"voc07": 20, "voc0712": 20, "coco": 80}
@@ -54,7 +55,7 @@ def seconds_a_step(recipe: DetectRecipe, backbone: Net, device: torch.device) ->
         sample = _sample(sides.train[len(sides.train) // 2], sides.longest, training.recipe, device)
         return timed(partial(training.learn, [sample] * max(1, parts // PARTS)), device)
 
-    return forecast_seconds(seconds, 1, PARTS * recipe.batch_size, LONGEST)[0]
+    return forecast_seconds(seconds, 1, PARTS * recipe.batch_size, LONGEST_DETECTION)[0]
 
 
 def seconds_a_test(recipe: DetectRecipe, backbone: Net, device: torch.device) -> float:
@@ -74,7 +75,7 @@ def seconds_a_test(recipe: DetectRecipe, backbone: Net, device: torch.device) ->
         count = max(1, detector.KEPT["testing"] * parts // PARTS)
         return timed(partial(find, training, count), device)
 
-    return forecast_seconds(seconds, 1, PARTS, LONGEST)[0]
+    return forecast_seconds(seconds, 1, PARTS, LONGEST_DETECTION)[0]
 
 
 def _training(recipe: DetectRecipe, backbone: Net, parts: int, device: torch.device) -> Training:
