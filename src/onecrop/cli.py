@@ -1,6 +1,5 @@
 """The command line: one verb a function, no logic of its own. Verbs that use what runs left behind: verbs.py."""
 
-import argparse
 import io
 import os
 import sys
@@ -14,10 +13,10 @@ from onecrop.data import SOURCES
 from onecrop.distributed import joined, world
 from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
-from onecrop.flags import Parser, add_fields, at_home, count
+from onecrop.flags import Parser, add_field, add_fields, at_home, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
-from onecrop.recipe import Recipe, describe_hint, flag, hints, named_values
+from onecrop.recipe import Recipe, describe_hint, hints, named_values
 from onecrop.recipes import RECIPES, named
 from onecrop.reproduce.catalogue import TABLES as PAPER
 from onecrop.runs import Run
@@ -93,8 +92,7 @@ def scan_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--json", metavar="FILE|-", help="everything as JSON, to a file or to standard output")
     group = parser.add_argument_group("what to forecast")
     for name in ("method", "backbone", "image_size", "batch_size", "epochs", "drop_duplicates", "device"):
-        wanted, text = describe_hint(hints(Recipe)[name])
-        group.add_argument(flag(name), metavar=wanted, help=text, default=argparse.SUPPRESS)
+        add_field(group, name, hints(Recipe)[name])
     values = vars(parser.parse(arguments))
     out, json_to = Path(values.pop("out")), values.pop("json")
     survey(Recipe().override(values), out, json_to)
@@ -112,8 +110,7 @@ def compare_verb(arguments: Sequence[str]) -> None:
     group = parser.add_argument_group("fields of every recipe (default: as in each method's own)")
     for name, hint in hints(Recipe).items():
         if name not in ("data", "out", "method", "backbone", "settings"):
-            wanted, text = describe_hint(hint)
-            group.add_argument(flag(name), metavar=wanted, help=text.replace("%", "%%"), default=argparse.SUPPRESS)
+            add_field(group, name, hint)
     values = vars(parser.parse(arguments))
     names = {key: values.pop(key).split(",") for key in ("methods", "backbones", "evaluations")}
     seeds, out = values.pop("seeds"), Path(values.pop("out"))
@@ -159,13 +156,11 @@ def detect_verb(arguments: Sequence[str]) -> None:
     parser = Parser(prog="onecrop detect", description=detect_verb.__doc__, allow_abbrev=False)
     parser.add_argument("--resume", action="store_true", help="continue the run in --out, or score it again")
     for name, hint in hints(DetectRecipe).items():
-        wanted, text = describe_hint(hint)
         default = getattr(base, name)
-        shown = f"{text} [{'auto' if default is None else default}]"
         if name == "weights":
-            parser.add_argument(name, metavar="RUN", nargs="?", help=text)
+            parser.add_argument(name, metavar="RUN", nargs="?", help=describe_hint(hint)[1])
         else:
-            parser.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
+            add_field(parser, name, hint, f" [{'auto' if default is None else default}]")
     values = vars(parser.parse(arguments))
     resume = values.pop("resume")
     if values["weights"] is None and not resume:

@@ -68,6 +68,10 @@ def sweep(
     members = {}
     for changes in tries:
         pairs = named_values(changes.split(), "--try", "field=value")
+        if pairs.keys() & {"seed", "out"}:
+            raise UserError(
+                f"--try {changes}: runs have seeds from --seed on, as many as --seeds says, and lie in --out"
+            )
         recipe = base.override({name.replace("-", "_"): value for name, value in pairs.items()})
         for seed in range(base.seed, base.seed + seeds):
             name = " ".join(changes.split()).replace("/", "-") or "unchanged"
@@ -129,9 +133,7 @@ def attempt(work: Callable[[], None]) -> str | None:
     """Do one of several pieces of work -> why it failed, so that the others go on; None where it did not."""
     try:
         work()
-    except (RecipeError, StoppedError):  # a mistake of the call, or Ctrl-C: not a failure of the method
-        raise
-    except OSError:  # of the disk, which the others need too
+    except (RecipeError, StoppedError, OSError):  # a mistake of the call, Ctrl-C, or a disk that the others need too
         raise
     except Exception as error:  # out of memory, a network or a compiler that raises what it likes
         kind = "" if isinstance(error, UserError | RuntimeError) else f"{type(error).__name__}: "

@@ -4,7 +4,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from difflib import get_close_matches
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from onecrop.errors import UserError
 from onecrop.recipe import Recipe, describe_hint, flag, hints
@@ -47,7 +47,12 @@ def add_fields(parser: Parser, base: Recipe) -> None:
         group = parser.add_argument_group(title)
         for name, hint in hints(owner).items():
             if name not in ("data", "settings"):
-                wanted, text = describe_hint(hint)
                 default = getattr(part, name)
-                shown = f"{text} [{'auto' if default is None else default}]".replace("%", "%%").strip()
-                group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)
+                add_field(group, name, hint, f" [{'auto' if default is None else default}]")
+
+
+def add_field(group: argparse._ActionsContainer, name: str, hint: Any, default: str = "") -> None:
+    """default: how the help says it. A flag that is not given leaves no value."""
+    wanted, text = describe_hint(hint)
+    shown = (text + default).replace("%", "%%").strip()
+    group.add_argument(flag(name), metavar=wanted, help=shown, default=argparse.SUPPRESS)

@@ -1,7 +1,8 @@
-"""What a run will need, before it starts: memory by kind, and, once the step is warm, the time."""
+"""What a run will need, before it starts: memory by kind, and the time that work takes, from some of it."""
 
 import copy
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +20,7 @@ from onecrop.recipe import Recipe
 MOMENTS = {"adamw": 2}  # tensors that an optimiser keeps beside each weight, where it is not one
 MARGIN = 1.25  # by which a forecast may be off
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
+GROWTH = 4  # by which the work grows from one that is timed to the next
 
 
 def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch.device, processes: int = 1) -> None:
@@ -119,3 +121,29 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
 def describe_memory(parts: dict[str, int]) -> str:
     names = ", ".join(f"{name} {readable(size)}" for name, size in parts.items() if size)
     return f"memory to expect: {readable(sum(parts.values()))} ({names})"
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    """Seconds that it takes, on the device too."""
+    started = time.monotonic()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.monotonic() - started
+
+
+def forecast_seconds(seconds: Callable[[int], float], first: int, whole: int, longest: float) -> tuple[float, int]:
+    """Of work on so many things as `whole`, from smaller ones that are done and timed; and the largest of them.
+
+    Two sizes tell what it takes a thing from what it takes by itself. The largest is the whole where that is quick
+    enough: its things take at most `longest` seconds.
+    """
+    size = first
+    seconds(first)  # prepares much, and does not count
+    base = taken = seconds(first)
+    slope = 0.0
+    while size < whole and slope * GROWTH * size < longest:
+        size = min(whole, GROWTH * size)
+        taken = seconds(size)
+        slope = max(0.0, taken - base) / (size - first)
+    return taken + slope * (whole - size), size

@@ -1,7 +1,6 @@
 """`onecrop scan`: look through a folder, say what training on it will take, and leave a list and a contact sheet."""
 
 import json
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from onecrop.data.scan import scan, thumbnails
 from onecrop.data.sources import stored_size
 from onecrop.device import choose_device, describe
 from onecrop.files import write_atomically
-from onecrop.forecast import forecast_memory
+from onecrop.forecast import forecast_memory, forecast_seconds, timed
 from onecrop.losses.instance import loss_bytes
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
@@ -25,7 +24,7 @@ from onecrop.report.sheet import PICTURE
 from onecrop.step import TrainStep
 from onecrop.train import build_method
 
-FIRST_BATCH, GROWTH = 8, 4  # images of the first step that is timed; each further one has so many times more
+FIRST_BATCH = 8  # images of the first step that is timed
 LONGEST_STEP = 10.0  # seconds that the images of a timed step may take, unless less is asked for
 TABLES_TO_TRY = 2 * 10**9  # bytes of a bank, queue or classifier that a scan may make only to time a step
 
@@ -105,33 +104,18 @@ def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device
 def _seconds_a_step(
     recipe: Recipe, few: ImageSet, num_images: int, device: torch.device, longest: float
 ) -> tuple[float, str]:
-    """From real training steps, bank and optimiser included, and how they were taken.
-
-    Steps of two sizes tell what a step takes an image from what it takes by itself. The larger size is the run's own
-    where that is quick enough.
-    """
+    """From real training steps, bank and optimiser included, and how they were taken."""
     assert recipe.lr is not None
     assert recipe.weight_decay is not None
     assert recipe.optimizer is not None
-    whole = len(few)  # the run's batch
     method = build_method(recipe, num_images).to(device).to(memory_format=torch.channels_last)
     rate = torch.tensor(recipe.lr, device=device)
     optimizer = OPTIMIZERS[recipe.optimizer].build(method.parameters(), rate, recipe.momentum, recipe.weight_decay)
 
     def seconds(batch_size: int) -> float:
         step = TrainStep(method, optimizer, Loader(few, batch_size, device, recipe.seed), recipe.seed, fast=False)
-        started = time.monotonic()
-        step(0, 0.0, 0.0)
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return time.monotonic() - started
+        return timed(lambda: step(0, 0.0, 0.0), device)
 
-    first = size = min(whole, FIRST_BATCH)
-    seconds(first)  # prepares much, and does not count
-    base = taken = seconds(first)
-    slope = 0.0
-    while size < whole and slope * GROWTH * size < longest:
-        size = min(whole, GROWTH * size)
-        taken = seconds(size)
-        slope = max(0.0, taken - base) / (size - first)
-    return taken + slope * (whole - size), f"from steps of {first} to {size} images, not compiled"
+    first = min(len(few), FIRST_BATCH)
+    taken, size = forecast_seconds(seconds, first, len(few), longest)
+    return taken, f"from steps of {first} to {size} images, not compiled"

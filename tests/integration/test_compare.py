@@ -112,7 +112,8 @@ def test_a_sweep_has_a_column_for_what_was_varied(tmp_path, capsys):
     assert len(table(out)) == 3
 
     capsys.readouterr()
-    for changes, words in (("lr", "field=value"), ("learning=1", "did you mean"), ("lr=-1", "--lr -1")):
+    wrong = {"lr": "field=value", "learning=1": "did you mean", "lr=-1": "--lr -1", "seed=3": "--seeds"}
+    for changes, words in wrong.items():
         assert main([*arguments, "--try", changes]) == 1
         assert words in capsys.readouterr().err
 

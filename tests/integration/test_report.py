@@ -104,7 +104,7 @@ def test_a_folder_without_labels_and_its_copies(tmp_path):
     assert sorted(data["sets"][0]["files"])[-1] == f"zz{first.suffix}"
     found = read_run(run).map
     assert len(found) == 13
-    assert [{found.name(row).rpartition("/")[2] for row in pair} for pair in found.repeats] == [
+    assert [{found.files[row].rpartition("/")[2] for row in pair} for pair in found.repeats] == [
         {first.name, f"zz{first.suffix}"}
     ]
     assert found.repeat_cosines[0] > 0.999

@@ -10,6 +10,7 @@ from onecrop.cli import main
 from onecrop.detect import model as model_module
 from onecrop.errors import StoppedError, UserError
 from onecrop.reproduce import TABLES
+from onecrop.reproduce import hours as hours_module
 from onecrop.reproduce import measure as measure_module
 from onecrop.reproduce import run as run_module
 from tests.drawn import write_coco, write_voc
@@ -36,7 +37,7 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
     assert main(arguments) == 0
     said = capsys.readouterr().out
     assert "4 runs to do: " in said
-    assert "hours of pretraining on cpu" in said
+    assert " hours on cpu" in said
     assert "- scale 0.005: epochs and detection steps multiplied by it" in said
     assert "- digits stands for cifar10" in said
     cells = cells_of(out, "table8")
@@ -82,6 +83,63 @@ def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):
     assert "0 runs to do" in capsys.readouterr().out
     assert (elsewhere / "table8.md").read_text().splitlines()[-8:] == made.splitlines()[-8:]
     assert json.loads((elsewhere / "table8.json").read_text())["device"].startswith("cpu")
+
+
+def test_a_plan_tells_the_hours_of_training_probes_and_detection(tmp_path, capsys, monkeypatch):
+    """Of Table 2's smallest rows: of an untrained network too, whose detector is trained as the others' are."""
+    monkeypatch.setattr(hours_module, "UNTRAINED_SIZE", 32)
+    table = TABLES["table2"]()
+    rows = [("resnet18", "random init.", "0", "0"), ("resnet18", "sid (the paper's)", "10,000", "200")]
+    monkeypatch.setitem(TABLES, "table2", lambda: table._replace(cells=tuple(c for c in table.cells if c.row in rows)))
+    out = tmp_path / "r"
+    arguments = (
+        "reproduce table2 --plan --use imagenet=digits --use tiny-imagenet=digits --images 64 --scale 0.001 "
+        "--change image_size=32 --change dim=16 --change hidden=16 --detect size_scale=0.1 --detect batch_size=2 "
+        f"--detect crops=4 --device cpu --data-dir {tmp_path} --out {out}"
+    ).split()
+    assert main(arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].split() == "run data images epochs pretrain h probes h detect h state".split()
+    untrained, trained = (line.split() for line in lines[3:5])
+    assert untrained[:5] == ["untrained-resnet18", "–", "–", "–", "–"]
+    assert untrained[7:] == ["to", "do"]
+    assert trained[1:4] == ["digits", "64", "1"]
+    hours = [float(value) for value in (*untrained[5:7], *trained[4:7])]
+    assert all(value > 0 for value in hours)
+    assert lines[5].startswith("2 runs to do: ")
+    assert [part.split()[1:] for part in lines[5].rpartition(": ")[2].split(" + ")] == [
+        ["of", "pretraining"],
+        ["of", "probes"],
+        ["of", "detection"],
+    ]
+    assert float(lines[5].split()[4]) == pytest.approx(sum(hours), rel=0.1)
+    assert max(map(len, lines[2:6])) <= 140
+    kept = (out / "plan" / "forecasts.json").read_text()
+    assert len(json.loads(kept)) == 5  # a training step, views of two sizes, a detector's step and its test
+    assert main(arguments) == 0
+    assert (out / "plan" / "forecasts.json").read_text() == kept  # timed once
+    assert capsys.readouterr().out.splitlines() == lines
+    assert main([*arguments, "--change", "dim=8"]) == 0
+    assert len(json.loads((out / "plan" / "forecasts.json").read_text())) == 6  # another head: another step
+
+
+def test_a_plan_says_what_is_finished_though_its_data_is_gone(tmp_path, capsys):
+    out, gone = tmp_path / "r", str(tmp_path / "gone")
+    arguments = ["reproduce", "table8", *SMALL, "--out", str(out)]
+    write_pictures(tmp_path / "gone" / "a", 4)
+    write_pictures(tmp_path / "gone" / "b", 4, first=10)
+    arguments[arguments.index("cifar10=digits")] = f"cifar10={gone}"
+    assert main(arguments) == 0
+    record = (out / "found.jsonl").read_text().splitlines()
+    (out / "found.jsonl").write_text("\n".join(record[1:]) + "\n")
+    shutil.rmtree(gone)
+    shutil.rmtree(out / "runs")
+    capsys.readouterr()
+    assert main([*arguments, "--plan"]) == 0
+    said = capsys.readouterr().out
+    assert said.count(" finished\n") == 3
+    assert said.count(" data missing\n") == 1
+    assert "1 runs to do" in said
 
 
 def test_rows_have_several_seeds_and_another_recipe(tmp_path):
@@ -140,6 +198,9 @@ def test_rows_whose_data_is_there_can_be_made_alone(tmp_path, capsys, monkeypatc
         ("table8 --use cifar10", "--use takes name=value"),
         ("table8 --change dims=3", "unknown field 'dims'"),
         ("table8 --detect scale=0.1", "the table decides it"),
+        ("table8 --change data=digits", "--change data=… is not for the command line"),
+        ("table8 --change seed=3 --seeds 2", "--change seed=… is not for the command line"),
+        ("table8 --change out=elsewhere", "--change out=… is not for the command line"),
         ("table8 --methods moco", "no row of this table is left to run"),
         ("table8 --recipe moco-small", "is not one of the paper's method: use one of demo, paper, sid-small"),
         ("table8 --with probing", "unknown evaluation 'probing'"),

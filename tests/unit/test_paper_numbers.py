@@ -105,6 +105,14 @@ def test_folder_names_fit_into_a_file_system():
     assert not names[0] & names[1]
 
 
+def test_every_seed_has_a_run_of_its_own():
+    """Of the untrained network too: one measurement is not the mean of two."""
+    for table in ("table1", "table2"):
+        one, two = (make_plan(find_table(table)[1], Options(seeds=seeds)) for seeds in (1, 2))
+        assert len(two) == 2 * len(one)
+        assert [step.options.seed for step in two] == [0] * len(one) + [1] * len(one)
+
+
 def test_tables_share_their_runs():
     names = [
         {step.name for step in make_plan(find_table(table)[1], Options())} for table in ("table3", "table9", "figure7")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from onecrop.checkpoint import loop_state, read_means, restore_loop
-from onecrop.detect.batches import Batches
+from onecrop.detect.batches import Batches, Sample
 from onecrop.detect.coco import coco_tools, load_coco
 from onecrop.detect.infer import detect_all
 from onecrop.detect.model import Detector
@@ -148,6 +148,9 @@ class Training:
             if self.step:
                 self._save()
             raise
+        self.learn(samples)
+
+    def learn(self, samples: list[Sample]) -> None:
         self.model.train()
         seed_step(self.recipe.seed, self.step)  # which anchors and proposals are sampled
         for group in self.optimizer.param_groups:

@@ -8,6 +8,7 @@ from typing import Any
 from onecrop.errors import UserError
 from onecrop.files import read_json_lines, write_atomically
 from onecrop.progress import duration
+from onecrop.report.tables import markdown_table
 
 CARD = "card.md"
 SHOWN = ("method", "backbone", "stem", "image_size", "epochs", "batch_size", "optimizer", "lr", "weight_decay", "seed")
@@ -58,10 +59,10 @@ def _data(recipe: dict[str, Any], provenance: dict[str, Any]) -> str:
 
 
 def _recipe(recipe: dict[str, Any]) -> str:
-    rows = [(name.replace("_", " "), recipe[name]) for name in SHOWN if recipe.get(name) is not None]
+    rows = [(name.replace("_", " "), str(recipe[name])) for name in SHOWN if recipe.get(name) is not None]
     settings = ", ".join(f"{name} {value}" for name, value in recipe["settings"].items())
     rows.append((f"settings of {recipe['method']}", settings))
-    return "\n".join(["## Recipe", "", "| field | value |", "| --- | --- |", *(f"| {a} | {b} |" for a, b in rows)])
+    return "## Recipe\n\n" + markdown_table(("field", "value"), rows)
 
 
 def _cost(provenance: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
@@ -77,17 +78,16 @@ def _cost(provenance: dict[str, Any], metrics: list[dict[str, Any]]) -> str:
 
 def _scores(results: list[dict[str, Any]]) -> str:
     """The last score of each kind, so that an evaluation that was run again stands there once."""
-    lines = ["## Scores"]
     last = {tuple(row.get(name) for name in KIND): row for row in results}
     if not last:
-        return "\n\n".join([*lines, "None yet: `onecrop evaluate RUN --data LABELLED` adds them here."])
-    lines += ["", "| features | evaluation | data | accuracy, % | protocol |", "| --- | --- | --- | --- | --- |"]
+        return "## Scores\n\nNone yet: `onecrop evaluate RUN --data LABELLED` adds them here."
+    rows = []
     for row in last.values():
         said = f"{row['epoch']} epochs, {row['protocol']}; {row['split']}, {row['num_train']:,} train, "
         said += f"{row['num_test']:,} test" + (f"; {row['image_size']} px, {row['resize']}" if "resize" in row else "")
-        cells = (row["of"], row["evaluation"], row["data"], f"{row['accuracy']:.1f}", f"{said}, seed {row['seed']}")
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        score = f"{row['accuracy']:.1f}"
+        rows.append((row["of"], row["evaluation"], row["data"], score, f"{said}, seed {row['seed']}"))
+    return "## Scores\n\n" + markdown_table(("features", "evaluation", "data", "accuracy, %", "protocol"), rows)
 
 
 def _loading(folder: Path, recipe: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 from onecrop.errors import UserError
 from onecrop.files import read_json_lines, write_atomically, write_json
 from onecrop.report.plots import plot_cost
-from onecrop.report.tables import csv_text
+from onecrop.report.tables import csv_text, markdown_table
 
 PLAN = "plan.json"  # folder name of each member -> its recipe
 FAILURE = "failure.txt"  # in a member's folder: why it has no result
@@ -167,9 +167,8 @@ def _used(rows: list[Row]) -> list[str]:
 
 def markdown(rows: list[Row]) -> str:
     names = _used(rows)
-    lines = [" | ".join(["", *(name.replace("_", " ") for name in names), ""]).strip(), "|" + " --- |" * len(names)]
-    lines += [" | ".join(["", *(cell(row.get(name)).replace("|", "/") for name in names), ""]).strip() for row in rows]
-    return "\n".join(lines) + "\n"
+    head = [name.replace("_", " ") for name in names]
+    return markdown_table(head, ([cell(row.get(name)) for name in names] for row in rows)) + "\n"
 
 
 def as_csv(rows: list[Row]) -> str:

@@ -107,7 +107,7 @@ def _lines(title: str, axis: str, lines: Sequence[Line], names: Sequence[str]) -
         figure.add_scatter(
             x=list(x),
             y=list(y),
-            name=_plain(names[run]),
+            name=html.escape(names[run], quote=False),  # plotly reads tags in names
             mode="lines+markers" if len(x) < 40 else "lines",
             marker={"size": 5},
             line={"color": colour(run), "width": 2},
@@ -143,7 +143,7 @@ def scatter(found: PictureMap, title: str, height: int) -> Panel:
             x=places[:, 0],
             y=places[:, 1],
             customdata=rows.astype(np.int32),
-            name=_plain(label),
+            name=html.escape(label, quote=False),
             mode="markers",
             hoverinfo="none",  # the browser shows the picture instead
             marker={"size": 5 if len(found) > 1500 else 7, "color": shade, "opacity": 0.75},
@@ -167,11 +167,6 @@ def scatter(found: PictureMap, title: str, height: int) -> Panel:
 def class_colour(number: int, count: int) -> str:
     """The fixed colours as far as they go, else hues at equal distances."""
     return colour(number) if count <= len(COLOURS) else f"hsl({360 * number / count:.0f},60%,{(50, 62)[number % 2]}%)"
-
-
-def _plain(text: str) -> str:
-    """plotly reads tags in names: a name is text."""
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _json(figure: Any) -> str:

@@ -33,13 +33,6 @@ class PictureMap:
     def __len__(self) -> int:
         return len(self.places)
 
-    def label(self, row: int) -> str:
-        classes = self.facts["classes"]
-        return str(classes[self.labels[row]]) if classes and self.labels[row] >= 0 else ""
-
-    def name(self, row: int) -> str:
-        return self.files[row] if self.files else ""
-
 
 @dataclass(frozen=True)
 class RunFolder:

@@ -7,33 +7,49 @@ from typing import Any
 from onecrop.errors import UserError
 from onecrop.files import write_atomically, write_json
 from onecrop.report.plots import plot_cells_against_cost, plot_reproduction
-from onecrop.report.tables import csv_text
+from onecrop.report.tables import csv_text, markdown_table
 
 Row = dict[str, Any]
 
 
-def plan_text(rows: Sequence[Row], num_detections: int, differences: Sequence[str], device: str) -> str:
-    """The plan for a terminal."""
-    width = max((len(row["run"]) for row in rows), default=3)
-    lines = [f"{'run':<{width}}  {'data':<14} {'images':>9} {'epochs':>6} {'hours':>8}  state"]
-    for row in rows:
-        images = f"{row['images']:,}" if row["images"] else "?"
-        hours = hours_text(row.get("hours")) if row["state"] != "finished" else "–"
-        lines.append(
-            f"{row['run']:<{width}}  {Path(row['data']).name:<14} {images:>9} {row['epochs']:>6} {hours:>8}  "
-            + row["state"]
-        )
-    known = [row["hours"] for row in rows if row.get("hours") is not None]
-    left = sum(row["state"] != "finished" for row in rows)
-    unknown = left - len(known)
-    more = f", {unknown} of them not forecast" if unknown else ""
-    lines.append(
-        f"{left} runs to do{more}: {hours_text(sum(known))} hours of pretraining on {device}, "
-        "from a few steps of each kind"
-    )
-    lines.append(f"probes{f' and {num_detections} detection runs' if num_detections else ''} come on top")
+KINDS = {"pretraining": "pretrain h", "probes": "probes h", "detection": "detect h"}  # of work -> head of its hours
+WIDE = 120  # characters of a line of the plan
+
+
+def plan_text(rows: Sequence[Row], differences: Sequence[str], device: str) -> str:
+    """The plan for a terminal. Hours of a kind of work that a run has nothing to do of are not there."""
+    kinds = [kind for kind in KINDS if any(kind in row["hours"] for row in rows)]
+    table = [["run", "data", "images", "epochs", *(KINDS[kind] for kind in kinds), "state"]]
+    for row, name in zip(rows, _shortened([row["run"] for row in rows]), strict=True):
+        images = f"{row['images']:,}" if row.get("images") else "?" if "data" in row else "–"
+        cells = [name, Path(row.get("data", "–")).name, images, str(row.get("epochs", "–"))]
+        cells += [hours_text(row["hours"][kind]) if kind in row["hours"] else "–" for kind in kinds]
+        table.append([*cells, row["state"]])
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = []
+    for first, data, *numbers, state in table:
+        right = (f"{cell:>{width}}" for cell, width in zip(numbers, widths[2:-1], strict=True))
+        lines.append("  ".join([f"{first:<{widths[0]}}", f"{data:<{widths[1]}}", *right, state]))
+    left = [row["hours"] for row in rows if row["state"] != "finished"]
+    unknown = sum(None in hours.values() for hours in left)
+    more = f", {unknown} of them not forecast in full" if unknown else ""
+    sums = {kind: sum(hours.get(kind) or 0 for hours in left) for kind in kinds}
+    parts = " + ".join(f"{hours_text(value)} of {kind}" for kind, value in sums.items())
+    whole = f": {hours_text(sum(sums.values()))} hours on {device}, from a few steps of each kind: {parts}"
+    lines.append(f"{len(left)} runs to do{more}{whole if kinds else ''}")
+    if "detection" in kinds:
+        lines.append("detection is timed on smaller pictures with fewer crops where a step takes long, and scaled")
     lines += [f"not as in the paper: {difference}" for difference in differences]
     return "\n".join(lines)
+
+
+def _shortened(names: Sequence[str]) -> list[str]:
+    """Long ones without what they all end in."""
+    parts, shared = [name.split("-") for name in names], 0
+    if len(names) > 1 and max(map(len, names)) > WIDE // 2:
+        while all(len(part) > shared + 1 and part[-1 - shared] == parts[0][-1 - shared] for part in parts):
+            shared += 1
+    return ["-".join([*part[:-shared], "…"]) for part in parts] if shared else list(names)
 
 
 def hours_text(hours: float | None) -> str:
@@ -106,9 +122,7 @@ def _number(cell: Row) -> str:
 
 def table(rows: Sequence[Row]) -> str:
     names = list(dict.fromkeys(name for row in rows for name in row))
-    lines = [f"| {' | '.join(names)} |", "|" + " --- |" * len(names)]
-    lines += [f"| {' | '.join(str(row.get(name, '')).replace('|', '/') for name in names)} |" for row in rows]
-    return "\n".join(lines)
+    return markdown_table(names, ([row.get(name, "") for name in names] for row in rows))
 
 
 def as_csv(heads: Sequence[str], cells: Sequence[Row], scale: float) -> str:

@@ -106,8 +106,7 @@ def write_findings(facts: Mapping[str, Any], path: Path) -> Path:
 
 def sheet_names(facts: Mapping[str, Any]) -> set[str]:
     """The pictures that the contact sheet wants to show."""
-    shown = (name for group in facts["groups"][:SHOWN] for name in _members(group)[:COLUMNS])
-    return set(shown)
+    return {name for group in facts["groups"][:SHOWN] for name in _members(group)[:COLUMNS]}
 
 
 def _members(group: Mapping[str, Any]) -> list[str]:

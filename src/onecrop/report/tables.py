@@ -35,11 +35,13 @@ def share_table(rows: Sequence[dict[str, Any]]) -> str:
     ways = list(dict.fromkeys(row["of"] for row in rows))
     shares = list(dict.fromkeys((row["share"], row["num_labels"]) for row in rows))
     value = {(row["of"], row["share"]): row["accuracy"] for row in rows}
-    lines = [f"| labels | {' | '.join(ways)} |", "| --- |" + " --- |" * len(ways)]
-    for share, count in shares:
-        cells = " | ".join(f"{value[way, share]:.1f}" for way in ways)
-        lines.append(f"| {100 * share:g} % ({count:,}) | {cells} |")
-    return "\n".join(lines)
+    rows_of = ([f"{100 * s:g} % ({count:,})", *(f"{value[way, s]:.1f}" for way in ways)] for s, count in shares)
+    return markdown_table(["labels", *ways], rows_of)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([cell.replace("|", "/") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def csv_text(rows: Iterable[dict[str, Any]]) -> str:

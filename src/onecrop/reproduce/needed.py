@@ -16,28 +16,36 @@ from onecrop.reproduce.plan import DETECTION, Step, detection_folder
 from onecrop.reproduce.tables import Measure
 
 COST = ("hours", "memory")  # measured on every run, whatever else is
-OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}  # training images
+# training images of a data set; of a detection set the pictures it is tested on
+OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}
+OFFICIAL |= {"voc07": 4952, "voc0712": 4952, "coco": 5000}
+TESTED = {"tiny-imagenet": 10_000, "imagenet": 50_000}  # where it is not a fifth of the training images
 
 
 class DataThere(NamedTuple):
-    counts: dict[str, int]  # data set -> images of its training part
+    counts: dict[str, int]  # data set -> images, as in OFFICIAL
     missing: dict[str, str]  # data set -> how to get it
+
+    def size(self, data: str) -> int | None:
+        """As it is here, or else the official one: hours may be known before the data is there."""
+        return self.counts.get(data) or OFFICIAL.get(data)
+
+    def tested(self, data: str) -> int:
+        """Images that a probe is scored on, roughly."""
+        fifth = (self.size(data) or 0) // 5
+        return min(fifth, TESTED.get(data, fifth))
 
 
 def look_for_data(steps: Sequence[Step], options: Options) -> DataThere:
     """What the plan needs, before anything starts. Sets that can be downloaded are, now."""
-    wanted = set[str]().union(*(data_of(step) for step in steps))
-    counts, missing = dict[str, int](), dict[str, str]()
-    for data in sorted(wanted.difference(DETECTION)):
+    there = DataThere({}, {})
+    for data in sorted(set[str]().union(*(data_of(step) for step in steps))):
         try:
-            counts[data] = count_images(data, options.data_dir)
+            count = count_tested(data, options) if data in DETECTION else count_images(data, options.data_dir)
+            there.counts[data] = count
         except UserError as error:
-            missing[data] = str(error)
-    for kind in sorted(wanted.intersection(DETECTION)):
-        fault = _missing_detection(kind, options)
-        if fault:
-            missing[kind] = fault
-    return DataThere(counts, missing)
+            there.missing[data] = str(error)
+    return there
 
 
 def possible(step: Step, there: DataThere) -> Step:
@@ -75,7 +83,8 @@ def count_images(data: str, data_dir: str) -> int:
     return len(load(data, "train", Request(data_dir)))  # which says what is wrong with the name
 
 
-def _missing_detection(kind: str, options: Options) -> str | None:
+def count_tested(kind: str, options: Options) -> int:
+    """Pictures of the test part of a detection set whose lists are there: what is wrong with them, the run says."""
     folder = detection_folder(kind, options)
     recipe = DetectRecipe().override({"set": kind, **options.detect}).resolved()
     if kind == "coco":
@@ -88,4 +97,8 @@ def _missing_detection(kind: str, options: Options) -> str | None:
         needed.append(root / "VOC2007" / "ImageSets" / "Main" / f"{recipe.test_part}.txt")
         remedy = "unpack PASCAL VOC's VOCdevkit there, or say where it lies: --use voc=FOLDER"
     gone = next((file for file in needed if not file.exists()), None)
-    return None if gone is None else f"{gone} is not there: {remedy}"
+    if gone is not None:
+        raise UserError(f"{gone} is not there: {remedy}")
+    if kind == "coco":
+        return len(list((folder / str(recipe.test_part)).glob("*")))
+    return len(needed[-1].read_bytes().splitlines())

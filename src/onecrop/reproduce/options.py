@@ -11,6 +11,12 @@ from onecrop.nets import BACKBONES
 from onecrop.recipes import RECIPES, named
 from onecrop.reproduce.tables import NAMES, Cell, Training
 
+# fields that --change and --detect may not set: rows would not be what the table says they are
+DECIDED = {
+    "change": ("method", "data", "backbone", "seed", "out"),
+    "detect": ("weights", "set", "data", "scale", "out"),
+}
+
 
 @dataclass(frozen=True)
 class Options:
@@ -45,11 +51,11 @@ class Options:
             if method not in NAMES:
                 raise unknown("method", method, NAMES)
         DetectRecipe().override(self.detect)  # a mistake in it is said now
-        for name in ("scale", "weights", "out", "set", "data"):
-            if name in self.detect:
-                raise UserError(
-                    f"--detect {name}=… is not for the command line: the table decides it, --scale shrinks it"
-                )
+        for option, names in DECIDED.items():
+            for name in names:
+                if name in getattr(self, option):
+                    own = "the table decides it, or a flag of its own: --use, --scale, --seed, --out"
+                    raise UserError(f"--{option} {name}=… is not for the command line: {own}")
 
     def result_name(self, table: str) -> str:
         """Of a table's files: one made with another recipe lies beside it."""

@@ -105,8 +105,9 @@ def _published(training: Training, options: Options) -> Recipe:
 def name_of(training: Training, options: Options) -> str:
     """The run's folder: everything in which runs of one --out can differ."""
     backbone, data = options.stand_in(training.backbone), options.stand_in(training.data)
+    seed = [f"seed{options.seed}"] if options.seed else []
     if training.method == UNTRAINED:
-        return folder_name([training.method, backbone])
+        return folder_name([training.method, backbone, *seed])
     own = [options.recipe] if training.method == "sid" and options.recipe != "paper" else []
     parts = [training.method, *own, backbone, Path(data).name]
     if training.subset is not None:
@@ -115,7 +116,7 @@ def name_of(training: Training, options: Options) -> str:
     if options.images is not None:
         parts.append(f"at-most-{options.images}")
     parts += [f"{name}={value}" for name, value in (*_changes(training, options), *options.change.items())]
-    return folder_name([*parts, *([f"seed{options.seed}"] if options.seed else [])])
+    return folder_name([*parts, *seed])
 
 
 def _changes(training: Training, options: Options) -> list[tuple[str, Any]]:

@@ -20,7 +20,7 @@ from onecrop.reproduce.hours import Forecasts
 from onecrop.reproduce.measure import Found, Record
 from onecrop.reproduce.needed import OFFICIAL, DataThere, look_for_data, possible
 from onecrop.reproduce.options import Options
-from onecrop.reproduce.plan import DETECTION, Step, limited, make_plan, plan_step
+from onecrop.reproduce.plan import Step, limited, make_plan, plan_step
 from onecrop.reproduce.tables import Cell, Table
 from onecrop.runs import circumstances
 from onecrop.train import pretrain
@@ -66,29 +66,31 @@ def _limit(step: Step, there: DataThere) -> Step:
     """With the images that the data has; a finished run is what it is."""
     if step.recipe is None or step.is_finished:
         return step
-    total = there.counts.get(step.recipe.data) or OFFICIAL.get(step.recipe.data)
+    total = there.size(step.recipe.data)
     return step if total is None else step._replace(recipe=limited(step.recipe, total, step.options.images))
 
 
 def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> str:
-    forecasts = Forecasts(Path(options.out))
+    forecasts = Forecasts(options, there)
     rows = []
     for step in steps:
-        if step.recipe is None:
-            continue
-        data = step.recipe.data
-        total = there.counts.get(data) or OFFICIAL.get(data)  # hours may be known before the data is there
-        images = step.recipe.subset or total
-        done = step.is_finished or not step.measures
-        state = "finished" if done else "begun" if Path(step.recipe.out).exists() else "to do"
-        state = "data missing" if data in there.missing else state
-        row: dict[str, Any] = {"run": step.name, "data": data, "images": images, "epochs": step.recipe.epochs}
-        row["state"] = state
-        if images and not done:
-            row["hours"] = forecasts.hours(step.recipe, images)
+        row: dict[str, Any] = {"run": step.name, "state": _state(step, there), "hours": forecasts.hours(step)}
+        if step.recipe is not None:
+            images = step.recipe.subset or there.size(step.recipe.data)
+            row |= {"data": step.recipe.data, "images": images, "epochs": step.recipe.epochs}
         rows.append(row)
-    detections = {(step.name, m.kind) for step in steps for m in step.measures if m.kind in DETECTION}
-    return plan_text(rows, len(detections), options.differences(), describe(choose_device(options.device)))
+    return plan_text(rows, options.differences(), describe(forecasts.device))
+
+
+def _state(step: Step, there: DataThere) -> str:
+    if not step.measures:
+        return "finished"
+    if step.is_finished:
+        return "trained"
+    if step.recipe is None:
+        return "to do"
+    begun = Path(step.recipe.out).exists()
+    return "data missing" if step.recipe.data in there.missing else "begun" if begun else "to do"
 
 
 def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, options: Options) -> Path:
