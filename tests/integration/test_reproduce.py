@@ -34,10 +34,12 @@ def trained(out):
 def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
     out = tmp_path / "r"
     arguments = ["reproduce", "8", *SMALL, "--out", str(out)]
+    assert main([*arguments, "--plan"]) == 0
+    planned = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("4 runs to do: "))
+    assert " hours on cpu" in planned
     assert main(arguments) == 0
     said = capsys.readouterr().out
-    assert "4 runs to do: " in said
-    assert " hours on cpu" in said
+    assert planned in said  # timed once
     assert "- scale 0.005: epochs and detection steps multiplied by it" in said
     assert "- digits stands for cifar10" in said
     cells = cells_of(out, "table8")
@@ -52,6 +54,11 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
 
     assert main(["results", str(out), "--out", str(tmp_path / "results.md")]) == 0
     assert "| SqrtKL = L1 + L2 |" in (tmp_path / "results.md").read_text()
+
+    assert main(["claims", str(out)]) == 0
+    claims = (tmp_path / "claims.md").read_text()
+    assert "| SqrtKL = L1 + L2 | L1 = Σ p log p | cifar10 A |" in claims
+    assert "- **A** table8: Parts of SqrtKL, ResNet-18, recipe paper: 2 epochs; 64 images;" in claims
 
     before = trained(out)
     assert len(before) == 4
@@ -71,6 +78,8 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
 def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):
     out, arguments = tmp_path / "r", ["reproduce", "table8", *SMALL, "--out", str(tmp_path / "r")]
     assert main(arguments) == 0
+    assert "4 runs to do; --plan times a few steps of each kind" in capsys.readouterr().out
+    assert not (out / "plan").exists()  # nothing was timed that nobody asked for
     made = (out / "table8.md").read_text()
     shutil.rmtree(out / "runs")
     elsewhere = tmp_path / "elsewhere"

@@ -32,12 +32,15 @@ def plan_text(rows: Sequence[Row], differences: Sequence[str], device: str) -> s
         lines.append("  ".join([f"{first:<{widths[0]}}", f"{data:<{widths[1]}}", *right, state]))
     left = [row["hours"] for row in rows if row["state"] != "finished"]
     unknown = sum(None in hours.values() for hours in left)
-    more = f", {unknown} of them not forecast in full" if unknown else ""
     sums = {kind: sum(hours.get(kind) or 0 for hours in left) for kind in kinds}
-    parts = " + ".join(f"{hours_text(value)} of {kind}" for kind, value in sums.items())
-    whole = f": {hours_text(sum(sums.values()))} hours on {device}, from a few steps of each kind: {parts}"
-    lines.append(f"{len(left)} runs to do{more}{whole if kinds else ''}")
-    if "detection" in kinds:
+    if any(sums.values()):
+        more = f", {unknown} of them not forecast in full" if unknown else ""
+        parts = " + ".join(f"{hours_text(value)} of {kind}" for kind, value in sums.items())
+        more += f": {hours_text(sum(sums.values()))} hours on {device}, from a few steps of each kind: {parts}"
+    else:
+        more = "; --plan times a few steps of each kind on this device, and says how long they take" if unknown else ""
+    lines.append(f"{len(left)} runs to do{more}")
+    if sums.get("detection"):
         lines.append("detection is timed on smaller pictures with fewer crops where a step takes long, and scaled")
     lines += [f"not as in the paper: {difference}" for difference in differences]
     return "\n".join(lines)

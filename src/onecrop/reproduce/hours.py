@@ -31,8 +31,9 @@ Hours = dict[str, float | None]  # pretraining, probes, detection, as far as the
 
 
 class Forecasts:
-    def __init__(self, options: Options, there: DataThere) -> None:
-        self.file, self.there, self.progress = Path(options.out) / FILE, there, Progress()
+    def __init__(self, options: Options, there: DataThere, measure: bool) -> None:
+        """measure: what no earlier plan has timed; else it is not known."""
+        self.file, self.there, self.progress, self.measure = Path(options.out) / FILE, there, Progress(), measure
         self.device, self.sizes = choose_device(options.device), dict(SIZES)
         try:
             self.known: dict[str, float] = json.loads(self.file.read_text())
@@ -103,9 +104,11 @@ class Forecasts:
         return self.sizes[recipe.data]
 
     def _kept(self, kind: str, seconds: Callable[[], float | None]) -> float | None:
-        """Seconds a thing, measured where no earlier plan did; None where it cannot be."""
+        """Seconds a thing; None where it cannot be told."""
         key = f"{describe(self.device)}: {kind}"
         if key not in self.known:
+            if not self.measure:
+                return None
             self.progress.update(f"timing a few steps: {kind}")
             try:
                 found = seconds()

@@ -43,7 +43,8 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
     steps = [_limit(step, there) for step in steps]
     if not plan_only:
         steps = [able for step in steps if (able := possible(step, there)).measures or not step.measures]
-    print(describe_plan(steps, there, options), flush=True)
+    # a table of dozens of short runs would spend more time on its forecast than the forecast is worth
+    print(describe_plan(steps, there, Forecasts(options, there, measure=plan_only), options), flush=True)
     if plan_only:
         return None
     steps = [step for step in steps if step.measures]
@@ -70,8 +71,7 @@ def _limit(step: Step, there: DataThere) -> Step:
     return step if total is None else step._replace(recipe=limited(step.recipe, total, step.options.images))
 
 
-def describe_plan(steps: Sequence[Step], there: DataThere, options: Options) -> str:
-    forecasts = Forecasts(options, there)
+def describe_plan(steps: Sequence[Step], there: DataThere, forecasts: Forecasts, options: Options) -> str:
     rows = []
     for step in steps:
         row: dict[str, Any] = {"run": step.name, "state": _state(step, there), "hours": forecasts.hours(step)}
