@@ -1,7 +1,9 @@
 """The device: which one, in which number format, how much of its memory."""
 
+import ctypes
 import gc
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +13,8 @@ from torch import Tensor
 
 from onecrop.draws import fold
 from onecrop.errors import UserError
+
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 
 
 def choose_device(name: str) -> torch.device:
@@ -31,7 +35,18 @@ def choose_device(name: str) -> torch.device:
         raise UserError(f"device {name!r} is not available here: use auto, cpu, cuda or cuda:N") from None
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where streams, graphs and our own kernels go unless told otherwise
+    if device.type == "cpu":
+        _reuse_memory()
     return device
+
+
+def _reuse_memory() -> None:
+    """Let glibc keep what is freed. It gives large pieces back at once and maps them anew for the next layer: of
+    MobileNetV2's time at 224 px almost half went into these page faults (benchmarks/cpu.py). Other systems: nothing."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_MMAP_THRESHOLD, 2**30) or mallopt(M_MMAP_THRESHOLD, 2**25)  # the most that older ones take
 
 
 def tune(device: torch.device) -> None:

@@ -17,8 +17,8 @@ from onecrop.errors import UserError
 from onecrop.progress import watched
 
 BATCH = 1024  # in eval mode no image sees another: the number changes the speed alone
-# Of a forward pass on a CPU: the allocator maps the memory of larger activations anew for every layer, and these page
-# faults take longer than the layers (benchmarks/features.py).
+# Of a forward pass on a CPU: larger activations leave its caches and, where memory is mapped anew for every layer, cost
+# more page faults than work (benchmarks/cpu.py).
 CPU_PIXELS = 2**16
 Item = TypeVar("Item")
 RESIDENT = 2**30  # bytes of images that stay on the device from view to view
@@ -118,7 +118,7 @@ def _of_all(images: ImageSet, parts: list[Tensor], probe: Probe) -> Tensor:
 def embed(backbone: nn.Module, x: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     if not x.is_cuda:
-        few = max(4, CPU_PIXELS // math.prod(x.shape[2:]))
+        few = max(16, CPU_PIXELS // math.prod(x.shape[2:]))
         return torch.cat([backbone(part) for part in x.split(few)]).float()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         return backbone(x).float()  # type: ignore[no-any-return]
