@@ -41,6 +41,8 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
         return
     kinds = ", ".join(f"{name} {readable(size)}" for name, size in parts.items())
     remedy = "lower --queue-size or --dim" if "queue" in parts else "lower --subset or --dim"
+    if "drawn rows" in parts:
+        remedy = "lower --noise-samples or --batch-size, or pass --objective softmax"
     if "classifier" in parts:
         remedy = "lower --subset, or take --method sid, whose bank has no gradient"
     raise UserError(
@@ -83,7 +85,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
         "activations": method.crops * loader.part_size * _saved_per_image(method.backbone, loader, image_size, dtype),
-        "loss": cosines + tables.get("logits", 0) // method.group.size,
+        "loss": tables.get("drawn rows", cosines) + tables.get("logits", 0) // method.group.size,
     }
 
 

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -49,8 +50,13 @@ def test_tables_are_as_large_as_was_said_before_they_were_built(method):
     said = made.tables(made.settings, made.backbone.dim, loader.num_images, loader.batch_size, torch.float32)
     held = {name: t for name, t in made.state_dict().items() if name in ("bank.weight", "classifier", "queue.rows")}
     assert {name.partition(".")[0]: t.nbytes for name, t in held.items()} == {
-        name: size for name, size in said.items() if name != "logits"
+        name: size for name, size in said.items() if name not in ("logits", "drawn rows")
     }
+    if method == "npid":  # [B, m, D] in float32
+        drawn = 8 * made.settings.noise_samples * made.settings.dim * 4
+        assert said["drawn rows"] == drawn == forecast_memory(made, loader, 16, torch.float32)["loss"]
+        every = replace(made.settings, objective="softmax")
+        assert made.tables(every, made.backbone.dim, 50, 8, torch.float32).keys() == {"bank"}
     if method == "pid":  # [B, N] in float32, and its gradient
         assert said["logits"] == 2 * 8 * 50 * 4
         assert forecast_memory(made, loader, 16, torch.float32)["loss"] == said["logits"]
@@ -62,7 +68,8 @@ def test_tables_are_as_large_as_was_said_before_they_were_built(method):
         ("pid", {}, 3 * 256 * 256 * 4 + 2 * 64 * 256 * 4, "lower --subset, or take --method sid"),
         ("pid", {"optimizer": "adamw"}, 4 * 256 * 256 * 4 + 2 * 64 * 256 * 4, "momentum 524 kB"),
         ("sid", {"dim": 2048}, 256 * 2048 * 4, "lower --subset or --dim"),
-        ("npid", {"dim": 128}, 256 * 128 * 4, "bank 131 kB"),
+        ("npid", {"dim": 128, "objective": "softmax"}, 256 * 128 * 4, "bank 131 kB"),
+        ("npid", {"dim": 16, "noise_samples": 9}, 256 * 16 * 4 + 64 * 9 * 16 * 4, "lower --noise-samples"),
         ("moco", {"dim": 16, "queue_size": 10_000}, 10_000 * 16 * 4, "lower --queue-size or --dim"),
     ],
 )

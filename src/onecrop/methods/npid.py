@@ -52,7 +52,10 @@ class Npid(Method):
     def tables(
         cls, settings: NpidSettings, feature_dim: int, num_images: int, batch_size: int, dtype: torch.dtype
     ) -> dict[str, int]:
-        return {"bank": num_images * settings.dim * dtype.itemsize}
+        bank = {"bank": num_images * settings.dim * dtype.itemsize}
+        if settings.objective == "softmax":
+            return bank
+        return {**bank, "drawn rows": batch_size * settings.noise_samples * settings.dim * torch.float32.itemsize}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
         s = self.settings
