@@ -1,7 +1,7 @@
 """simclr: two views of each image find each other in the batch.
 
 Chen et al., "A Simple Framework for Contrastive Learning of Visual Representations" (2020). Defaults are published ones
-for ImageNet; for small images see the recipe `simclr-small`. The head is that of the paper; its code also has batch norms.
+for ImageNet; for small images see the recipe `simclr-small`. The head is the paper's; its code adds batch norms to it.
 """
 
 from dataclasses import dataclass

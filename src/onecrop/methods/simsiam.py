@@ -1,8 +1,8 @@
 """simsiam: each view predicts the other's feature; the predicted side gets no gradient.
 
 Chen and He, "Exploring Simple Siamese Representation Learning" (2021). Defaults are the published ones, with a
-predictor whose learning rate does not decay; the recipe `simsiam-small` has those for small images. Its code also begins
-each residual branch at zero, which is left to the backbone here: torchvision's begin it at one.
+predictor whose learning rate does not decay; the recipe `simsiam-small` has those for small images. Its code also
+begins each residual branch at zero, which is left to the backbone here: torchvision's begin it at one.
 """
 
 from dataclasses import dataclass
