@@ -1,10 +1,11 @@
 """Several runs under one loop, one augmentation and one probe: one table.
 
 Every member is a run folder of its own, so a comparison that was stopped goes on where it was; a member that fails gets
-a row that says why, and the others go on.
+a row that says why, and the others go on. The same command begun several times, one a GPU, shares the work.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +16,15 @@ from onecrop.data.sources import load_labelled
 from onecrop.device import choose_device
 from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
-from onecrop.files import read_json_lines, write_atomically
+from onecrop.files import locked, read_json_lines, write_atomically
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe, named_values
 from onecrop.recipes import named
 from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
 from onecrop.runs import Run
 from onecrop.train import pretrain
+
+TAKEN = ".taken"  # in --out: locks of the processes that share its work
 
 
 def compare(
@@ -91,19 +94,20 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
     need_all(members.values())
     add_to_plan(out, {name: recipe.to_json() for name, recipe in members.items()})
     failures = []
-    for number, (name, recipe) in enumerate(members.items()):
-        print(f"\n[{number + 1}/{len(members)}] {name}", flush=True)
-        failure = attempt(partial(_train_and_score, recipe, evaluations))
+    for name in not_taken(members, out):
+        failure = attempt(partial(_train_and_score, members[name], evaluations))
         if failure is None:
             (out / name / FAILURE).unlink(missing_ok=True)
         else:
             print(f"{name} failed: {failure}", flush=True)
             write_atomically(out / name / FAILURE, failure.encode())
             failures.append(failure)
-        table = write_comparison(out)
+        with one_at_a_time(out):
+            write_comparison(out)
     if len(failures) == len(members):
         raise UserError(f"no run of this comparison came to its end: {failures[0]}")
-    return table
+    with one_at_a_time(out):
+        return write_comparison(out)
 
 
 def need_all(members: Iterable[Recipe]) -> None:
@@ -127,6 +131,35 @@ def _train_and_score(recipe: Recipe, evaluations: Sequence[str]) -> None:
     if missing:
         print(f"scoring: {', '.join(missing)}", flush=True)
         evaluate(run, evaluations=missing, data_dir=recipe.data_dir, device=recipe.device)
+
+
+class _TakenError(Exception):
+    pass
+
+
+def not_taken(names: Iterable[str], out: Path) -> Iterator[str]:
+    """Those that no other process is at, each ours while it is worked on; all are announced."""
+
+    def pass_over() -> None:
+        raise _TakenError
+
+    names = list(names)
+    (out / TAKEN).mkdir(parents=True, exist_ok=True)
+    for number, name in enumerate(names, 1):
+        print(f"\n[{number}/{len(names)}] {name}", flush=True)
+        try:
+            with locked(out / TAKEN / name, pass_over):
+                yield name
+        except _TakenError:
+            print("another process is at it", flush=True)
+
+
+@contextmanager
+def one_at_a_time(out: Path) -> Iterator[None]:
+    """While the table of all is made: the last one to make it has seen what every other has done."""
+    (out / TAKEN).mkdir(parents=True, exist_ok=True)
+    with locked(out / TAKEN / "table", lambda: None):
+        yield
 
 
 def attempt(work: Callable[[], None]) -> str | None:

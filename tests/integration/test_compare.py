@@ -2,13 +2,17 @@
 
 import csv
 import json
+import os
+import re
+import subprocess
+import sys
 from importlib.util import find_spec
 
 import pytest
 
 from onecrop import Recipe, pretrain
 from onecrop.cli import main
-from onecrop.compare import member
+from onecrop.compare import member, not_taken
 from onecrop.errors import StoppedError
 from onecrop.files import read_json_lines
 from onecrop.methods import METHODS
@@ -56,6 +60,33 @@ def test_compare_writes_one_table_and_goes_on_where_it_stopped(tmp_path, capsys)
     )  # other settings in the same folder: a mistake, not a failed member
     assert "--momentum 0.9, not 0.8" in capsys.readouterr().err
     assert table(out) == rows
+
+
+def test_the_same_command_begun_twice_shares_the_work(tmp_path):
+    out = tmp_path / "c"
+    choice = ["--methods", "pid,jigclu", "--with", "knn", "--out", str(out), "--seeds", "2"]
+    command = [sys.executable, "-m", "onecrop", "compare", "shapes", *choice, *SMALL]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    both = [subprocess.Popen(command, **streams, env={**os.environ, "OMP_NUM_THREADS": "1"}) for _ in range(2)]
+    said = [one.communicate()[0] for one in both]
+    assert [one.returncode for one in both] == [0, 0], said
+    made = [set(re.findall(r"finished: .*/([^/]+)/backbone", text)) for text in said]
+    assert made[0].isdisjoint(made[1])
+    assert len(made[0] | made[1]) == 4
+    assert [(row["method"], row["seeds"]) for row in table(out)] == [("jigclu", "2"), ("pid", "2")]
+    for run in out.glob("*/metrics.jsonl"):
+        assert [row["epoch"] for row in read_json_lines(run)] == [1]  # once
+        assert len(read_json_lines(run.with_name("results.jsonl"))) == 1
+    assert not list(out.glob("*/failure.txt"))
+
+
+def test_what_another_process_is_at_is_passed_over(tmp_path, capsys):
+    other = not_taken(["a", "b"], tmp_path)
+    assert next(other) == "a"
+    assert list(not_taken(["a", "b"], tmp_path)) == ["b"]
+    assert "[1/2] a\nanother process is at it\n" in capsys.readouterr().out
+    assert list(other) == ["b"]  # which the other has left
+    assert list(not_taken(["a", "b"], tmp_path)) == ["a", "b"]
 
 
 def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):

@@ -7,6 +7,7 @@ import shutil
 import pytest
 
 from onecrop.cli import main
+from onecrop.compare import not_taken
 from onecrop.detect import model as model_module
 from onecrop.errors import StoppedError, UserError
 from onecrop.reproduce import TABLES
@@ -73,6 +74,24 @@ def test_a_table_is_made_resumed_and_set_beside_the_papers(tmp_path, capsys):
     assert main(arguments) == 0
     assert trained(out) == before
     assert [cell["ours"] for cell in cells_of(out, "table8")] == [cell["ours"] for cell in cells]
+
+
+def test_two_processes_share_a_table(tmp_path, capsys):
+    out = tmp_path / "r"
+    arguments = ["reproduce", "table8", *SMALL, "--out", str(out)]
+    name = "sid-tiny-digits-2e-at-most-64-kl=l1-image_size=16-dim=16"
+    other = not_taken([name], out)
+    next(other)
+    assert main(arguments) == 0
+    assert f"[2/4] {name}\nanother process is at it" in capsys.readouterr().out
+    assert [cell["ours"] != "" for cell in cells_of(out, "table8")] == [True, False, True, True]
+    row = {"of": f"{name}: knn on digits, at most 64 labels", "value": 12.5}  # which the other measures and leaves
+    with (out / "found.jsonl").open("a") as file:
+        file.write(json.dumps(row) + "\n")
+    assert list(other) == []
+    assert main(arguments) == 0
+    assert [cell["ours"] for cell in cells_of(out, "table8")][1] == "12.5"
+    assert len(trained(out)) == 3
 
 
 def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):

@@ -36,6 +36,10 @@ class Record:
 
     def __init__(self, options: Options) -> None:
         self.file, self.device = Path(options.out) / "found.jsonl", options.device
+        self.refresh()
+
+    def refresh(self) -> None:
+        """With what other processes have measured under the same --out."""
         self.found: dict[str, Found] = {row.pop("of"): row for row in read_json_lines(self.file)}
 
     def get(self, step: Step, what: Measure) -> Found | None:
@@ -57,6 +61,7 @@ class Record:
 
     def left(self, step: Step) -> Step:
         """The step with what is still to be measured."""
+        self.refresh()
         return step._replace(measures=tuple(what for what in step.measures if self.get(step, what) is None))
 
     def _keep(self, key: str, found: Found) -> None:

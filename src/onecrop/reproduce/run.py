@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from onecrop.compare import attempt
+from onecrop.compare import attempt, not_taken, one_at_a_time
 from onecrop.detect.coco import coco_tools
 from onecrop.device import choose_device, describe
 from onecrop.errors import UserError
@@ -96,13 +96,12 @@ def _state(step: Step, there: DataThere) -> str:
 def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, options: Options) -> Path:
     """Train and measure what is not there yet; the table is made from all that was measured, after each run."""
     failed = dict[str, str]()
-    path = _write(name, table, record, failed, options)
-    for number, step in enumerate(steps, 1):
-        print(f"\n[{number}/{len(steps)}] {step.name}", flush=True)
-        failure = attempt(partial(_train_and_measure, step, record))
+    path, to_do = _write(name, table, record, failed, options), {step.name: step for step in steps}
+    for run in not_taken(to_do, Path(options.out)):
+        failure = attempt(partial(_train_and_measure, to_do[run], record))
         if failure is not None:
-            failed[step.name] = failure
-            print(f"{step.name} failed: {failure}", file=sys.stderr, flush=True)
+            failed[run] = failure
+            print(f"{run} failed: {failure}", file=sys.stderr, flush=True)
         path = _write(name, table, record, failed, options)
     if table.picture == "page":
         everything = make_plan(table, replace(options, methods=(), backbones=()))  # those of earlier calls included
@@ -113,6 +112,9 @@ def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, opt
 
 
 def _train_and_measure(step: Step, record: Record) -> None:
+    step = record.left(step)  # another process may have been at it
+    if not step.measures:
+        return
     if step.recipe is not None and not step.is_finished:
         pretrain(step.recipe, resume=True)
     for what in step.measures:
@@ -120,6 +122,12 @@ def _train_and_measure(step: Step, record: Record) -> None:
 
 
 def _write(name: str, table: Table, record: Record, failed: dict[str, str], options: Options) -> Path:
+    with one_at_a_time(Path(options.out)):
+        record.refresh()
+        return _write_table(name, table, record, failed, options)
+
+
+def _write_table(name: str, table: Table, record: Record, failed: dict[str, str], options: Options) -> Path:
     made, fewer = dict[tuple[str, ...], dict[str, Any]](), dict[str, None]()
     for cell in table.cells:
         steps = [] if cell.training is None else [plan_step(cell, one) for one in options.each_seed()]
