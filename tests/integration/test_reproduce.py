@@ -382,3 +382,8 @@ def test_figures_are_drawn(tmp_path):
     assert all(0 < share < 100 for share in shares)
     assert main(["reproduce", "figure3", *SMALL, "--out", str(out)]) == 0
     assert "<h3>linear-fast, %</h3>" in (out / "figure3.html").read_text()
+    told = [float(cell["ours"]) for cell in cells_of(out, "figure3") if cell["column"] == "instance accuracy"]
+    watched = sorted(out.glob("runs/*probe_every*/metrics.jsonl"))
+    last = [100 * json.loads(file.read_text().splitlines()[-1])["accuracy"] for file in watched]
+    assert sorted(told) == pytest.approx(sorted(last))
+    assert len(told) == 2

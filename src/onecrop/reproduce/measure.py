@@ -102,6 +102,9 @@ def _read(step: Step, what: Measure) -> Found | None:
     metrics = read_json_lines(_folder(step) / "metrics.jsonl")
     if what.kind == "hours":
         return {"value": sum(row["seconds"] for row in metrics) / 3600, **_began(step)}
+    if what.kind == "instances":  # in the last epoch, of all of its images
+        began = _began(step)
+        return {"value": 100 * metrics[-1]["accuracy"], **began, "num_test": began["images"]}
     most = max((row["peak_memory"] or 0 for row in metrics), default=0)  # 0: on a CPU it is not known
     return {"value": most / 1e6 if most else None, **_began(step)}
 

@@ -15,7 +15,7 @@ from onecrop.reproduce.options import Options
 from onecrop.reproduce.plan import DETECTION, Step, detection_folder
 from onecrop.reproduce.tables import Measure
 
-COST = ("hours", "memory")  # measured on every run, whatever else is
+OWN = ("hours", "memory", "instances")  # what every run says of itself, whatever else is measured on it
 # training images of a data set; of a detection set the pictures it is tested on
 OFFICIAL = {"cifar10": 50_000, "cifar100": 50_000, "tiny-imagenet": 100_000, "imagenet": 1_281_167}
 OFFICIAL |= {"voc07": 4952, "voc0712": 4952, "coco": 5000}
@@ -51,8 +51,8 @@ def look_for_data(steps: Sequence[Step], options: Options) -> DataThere:
 def possible(step: Step, there: DataThere) -> Step:
     """The step with what can be measured by the data that is there: nothing, where the run itself has none."""
     left = [what for what in step.measures if not _data_for(what, step) & there.missing.keys()]
-    only_cost = len(left) < len(step.measures) and all(what.kind in COST for what in left)
-    if only_cost or _own_data(step) & there.missing.keys():  # nobody trains to know the hours alone
+    only_own = len(left) < len(step.measures) and all(what.kind in OWN for what in left)
+    if only_own or _own_data(step) & there.missing.keys():  # nobody trains to know the hours alone
         left = []
     return step._replace(measures=tuple(left))
 
