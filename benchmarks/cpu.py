@@ -20,7 +20,7 @@ import torch
 from measuring import result_file, save
 
 from onecrop.device import choose_device
-from onecrop.evaluate.features import CPU_PIXELS
+from onecrop.evaluate.features import on_a_cpu_at_once
 from onecrop.nets import build_backbone
 
 FEATURES = (  # backbone, stem, pixels, images
@@ -60,7 +60,7 @@ def made(size: int, count: int) -> torch.Tensor:
 @torch.no_grad()
 def features(name: str, stem: str, size: int, count: int) -> list[dict]:
     net = build_backbone(name, stem, size).eval().to(memory_format=torch.channels_last)
-    images, ours = made(size, count), max(16, CPU_PIXELS // size**2)
+    images, ours = made(size, count), on_a_cpu_at_once(size)
 
     def forward(few: int) -> None:
         for part in images.split(few):

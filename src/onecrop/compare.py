@@ -5,7 +5,7 @@ a row that says why, and the others go on. The same command begun several times,
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,8 +92,9 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
             raise unknown("evaluation", name, EVALUATIONS)
     members = {name: recipe.override({"out": str(out / name)}) for name, recipe in members.items()}
     need_all(members.values())
-    add_to_plan(out, {name: recipe.to_json() for name, recipe in members.items()})
-    failures = []
+    with one_at_a_time(out):
+        add_to_plan(out, {name: recipe.to_json() for name, recipe in members.items()})
+    failures, table = [], None
     for name in not_taken(members, out):
         failure = attempt(partial(_train_and_score, members[name], evaluations))
         if failure is None:
@@ -102,10 +103,13 @@ def run_all(members: dict[str, Recipe], out: Path, evaluations: Sequence[str]) -
             print(f"{name} failed: {failure}", flush=True)
             write_atomically(out / name / FAILURE, failure.encode())
             failures.append(failure)
-        with one_at_a_time(out):
-            write_comparison(out)
+        table = _write(out)
     if len(failures) == len(members):
         raise UserError(f"no run of this comparison came to its end: {failures[0]}")
+    return table or _write(out)  # nothing was ours to do
+
+
+def _write(out: Path) -> Path:
     with one_at_a_time(out):
         return write_comparison(out)
 
@@ -144,22 +148,23 @@ def not_taken(names: Iterable[str], out: Path) -> Iterator[str]:
         raise _TakenError
 
     names = list(names)
-    (out / TAKEN).mkdir(parents=True, exist_ok=True)
     for number, name in enumerate(names, 1):
         print(f"\n[{number}/{len(names)}] {name}", flush=True)
         try:
-            with locked(out / TAKEN / name, pass_over):
+            with _lock(out, name, pass_over):
                 yield name
         except _TakenError:
             print("another process is at it", flush=True)
 
 
-@contextmanager
-def one_at_a_time(out: Path) -> Iterator[None]:
+def one_at_a_time(out: Path) -> AbstractContextManager[None]:
     """While the table of all is made: the last one to make it has seen what every other has done."""
+    return _lock(out, "table", lambda: None)
+
+
+def _lock(out: Path, name: str, waiting: Callable[[], None]) -> AbstractContextManager[None]:
     (out / TAKEN).mkdir(parents=True, exist_ok=True)
-    with locked(out / TAKEN / "table", lambda: None):
-        yield
+    return locked(out / TAKEN / name, waiting)
 
 
 def attempt(work: Callable[[], None]) -> str | None:

@@ -75,17 +75,18 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
     """Bytes on the device by kind; their sum is the peak to expect."""
     parameters = _bytes(method.parameters())
     bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
+    tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
+    parts = sum(tables.get(name, 0) for name in ("logits", "drawn rows")) // method.group.size
     cosines = 0
-    if bank:
+    if bank and "drawn rows" not in tables:
         rows = method.get_buffer("bank.weight")
         cosines = loss_bytes(loader.batch_size, len(rows), rows.shape[1], dtype, loader.device)
-    tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
     return {
         "data": loader.num_images * loader.images[0].nbytes + loader.aspect.nbytes if loader.resident else 0,
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
         "activations": method.crops * loader.part_size * _saved_per_image(method.backbone, loader, image_size, dtype),
-        "loss": tables.get("drawn rows", cosines) + tables.get("logits", 0) // method.group.size,
+        "loss": cosines + parts,
     }
 
 

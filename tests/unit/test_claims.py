@@ -149,6 +149,9 @@ def test_the_page(tmp_path):
     assert "knn turns 1 of 3 pairs of rows around, against linear." in page
     assert "linear-fast turns 0 of 3 pairs of rows around" in page
     assert "- not measured: table6" in page
+    grows = next(claim for claim in CLAIMS if claim.says.startswith("More images make"))
+    page = write_claims(folder, [grows], tmp_path / "claims.md").read_text()
+    assert "Not measured: `python benchmarks/cost.py`." in page  # which no table of the paper's is
 
 
 def test_the_cost_of_an_epoch_is_a_table_too(tmp_path):

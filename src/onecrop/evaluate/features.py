@@ -115,11 +115,15 @@ def _of_all(images: ImageSet, parts: list[Tensor], probe: Probe) -> Tensor:
     return features
 
 
+def on_a_cpu_at_once(image_size: int) -> int:
+    """Images of a forward pass there."""
+    return max(16, CPU_PIXELS // image_size**2)
+
+
 def embed(backbone: nn.Module, x: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     if not x.is_cuda:
-        few = max(16, CPU_PIXELS // math.prod(x.shape[2:]))
-        return torch.cat([backbone(part) for part in x.split(few)]).float()
+        return torch.cat([backbone(part) for part in x.split(on_a_cpu_at_once(x.shape[-1]))]).float()
     with torch.autocast("cuda", dtype=torch.bfloat16):
         return backbone(x).float()  # type: ignore[no-any-return]
 

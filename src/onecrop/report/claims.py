@@ -12,16 +12,13 @@ from typing import Any, NamedTuple
 
 from onecrop.files import write_atomically
 from onecrop.report.results import read_results
+from onecrop.report.tables import markdown_table
 
 Row = tuple[str, ...]  # the head cells of a table's row
 Cell = dict[str, Any]
-COST = (
-    "hours",
-    "memory, MB",
-    "epoch seconds",
-    "memory gb",
-)  # less is better; two machines of a kind differ by some percent
-COST_NOISE = 0.05
+RUN_COST, EPOCH_COST = ("hours", "memory, MB"), ("epoch seconds", "memory gb")  # columns in which less is better
+COST = (*RUN_COST, *EPOCH_COST)
+COST_NOISE = 0.05  # two machines of a kind differ by some percent
 PROBES = ("linear", "linear-fast", "knn")
 HOLDS, FAILS, EQUAL = "holds", "does not hold", "no difference beyond noise"
 
@@ -49,6 +46,10 @@ class Measured(NamedTuple):
 
     letter: str
     table: dict[str, Any]
+
+    @property
+    def scored(self) -> list[Cell]:
+        return [cell for cell in self.table["cells"] if cell["ours"] is not None]
 
     def row(self, row: Row) -> str:
         """A number, a yes or a no says nothing without its head."""
@@ -90,12 +91,15 @@ def write_claims(folder: Path, claims: Sequence[Claim], out: Path) -> Path:
     tables = [table for result in read_results(folder) if (table := _as_table(result))]
     measured = [Measured(string.ascii_uppercase[n] if n < 26 else str(n), table) for n, table in enumerate(tables)]
     found = [_findings(claim, measured) for claim in claims]
-    lines = [HEAD.format(folder=folder), "| claim | stands in | verdict |", "| --- | --- | --- |"]
-    for number, (claim, findings) in enumerate(zip(claims, found, strict=True), 1):
-        lines.append(f"| {number}. {claim.says} | {claim.where} | {verdict(findings)} |")
+    numbered = [
+        (f"{number}. {claim.says}", claim, part)
+        for number, (claim, part) in enumerate(zip(claims, found, strict=True), 1)
+    ]
+    verdicts = ((says, claim.where, verdict(findings)) for says, claim, findings in numbered)
+    lines = [HEAD.format(folder=folder), markdown_table(("claim", "stands in", "verdict"), verdicts)]
     lines += ["", "## Measured", "", *_sources(claims, measured)]
-    for number, (claim, findings) in enumerate(zip(claims, found, strict=True), 1):
-        lines += ["", f"## {number}. {claim.says}", "", *_section(claim, findings)]
+    for says, claim, findings in numbered:
+        lines += ["", f"## {says}", "", *_section(claim, findings)]
     for one in measured:
         lines += _probes(one)
     write_atomically(out, "\n".join([*lines, ""]).encode())
@@ -130,7 +134,7 @@ def _as_table(content: dict[str, Any]) -> dict[str, Any] | None:
             "seeds": 1,
         }
         for row in costs
-        for name in ("epoch_seconds", "memory_gb")
+        for name in ("epoch_seconds", "memory_gb")  # EPOCH_COST
     ]
     facts = {"table": "cost", "recipe": None, "heads": ("backbone", "method", "images"), "differences": ()}
     return {**content, **facts, "cells": cells}
@@ -148,7 +152,7 @@ def _findings(claim: Claim, measured: Sequence[Measured]) -> list[Finding]:
 
 def compare_rows(comparison: Comparison, measured: Measured) -> Iterator[Finding]:
     """A finding for each column in which all of the rows are measured."""
-    cells = {(tuple(cell["row"]), cell["column"]): cell for cell in _scored(measured)}
+    cells = {(tuple(cell["row"]), cell["column"]): cell for cell in measured.scored}
     for column in comparison.columns:
         found = [cells.get((row, column)) for row in (comparison.ahead, comparison.behind, *comparison.over)]
         used = tuple(cell for cell in found if cell is not None)
@@ -156,10 +160,6 @@ def compare_rows(comparison: Comparison, measured: Measured) -> Iterator[Finding
             spread = _spread([cell for (_, other), cell in cells.items() if other == column])
             noise = 2 * math.hypot(*(standard_error(cell, spread) for cell in used))
             yield Finding(measured, comparison, column, used[0::2], used[1::2], noise)
-
-
-def _scored(measured: Measured) -> list[Cell]:
-    return [cell for cell in measured.table["cells"] if cell["ours"] is not None]
 
 
 def _spread(cells: Sequence[Cell]) -> float | None:
@@ -203,11 +203,12 @@ def _section(claim: Claim, findings: Sequence[Finding]) -> list[str]:
     lines = [f"The paper: {claim.printed}", ""] if claim.printed else []
     if not findings:
         tables = dict.fromkeys(comparison.table for comparison in claim.comparisons)
-        return [*lines, "Not measured: " + ", ".join(f"`onecrop reproduce {table}`" for table in tables) + "."]
-    lines += ["| better | than | in | ours | against | ahead by | noise | seeds | |", "|" + " --- |" * 9]
+        orders = ("python benchmarks/cost.py" if table == "cost" else f"onecrop reproduce {table}" for table in tables)
+        return [*lines, "Not measured: " + ", ".join(f"`{order}`" for order in orders) + "."]
+    rows = []
     for finding in findings:
-        rows = [finding.comparison.ahead, finding.comparison.behind, *finding.comparison.over]
-        names = [finding.measured.row(row) for row in rows]
+        compared = (finding.comparison.ahead, finding.comparison.behind, *finding.comparison.over)
+        names = [finding.measured.row(row) for row in compared]
         cells = [
             " − ".join(names[0::2]),
             " − ".join(names[1::2]),
@@ -219,8 +220,9 @@ def _section(claim: Claim, findings: Sequence[Finding]) -> list[str]:
             str(finding.seeds),
             finding.verdict,
         ]
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    return lines
+        rows.append(cells)
+    head = ("better", "than", "in", "ours", "against", "ahead by", "noise", "seeds", "")
+    return [*lines, markdown_table(head, rows)]
 
 
 def _value(cell: Cell) -> str:
@@ -232,8 +234,10 @@ def _value(cell: Cell) -> str:
 def _sources(claims: Sequence[Claim], measured: Sequence[Measured]) -> list[str]:
     """The tables by their letters, each with what it takes to get it again; and those that are missing."""
     lines = []
-    for letter, table in measured:
-        told = [f"{_range(values)} {name}" for name in ("epochs", "images") if (values := _values(table, name))]
+    for one in measured:
+        letter, table = one
+        values = {name: {cell[name] for cell in one.scored if name in cell} for name in ("epochs", "images")}
+        told = [f"{_range(found)} {name}" for name, found in values.items() if found]  # untrained: no epochs
         told += [table["date"], table["device"], f"torch {table['torch']}", *table["differences"]]
         recipe = f", recipe {table['recipe']}" if table["recipe"] else ""
         lines.append(f"- **{letter}** {table['title']}{recipe}: {'; '.join(told)}.")
@@ -243,11 +247,6 @@ def _sources(claims: Sequence[Claim], measured: Sequence[Measured]) -> list[str]
     return lines + ([f"- not measured: {', '.join(missing)}"] if missing else [])
 
 
-def _values(table: dict[str, Any], name: str) -> set[int]:
-    """An untrained network has no epochs."""
-    return {cell[name] for cell in table["cells"] if cell["ours"] is not None and name in cell}
-
-
 def _range(values: set[int]) -> str:
     return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
 
@@ -255,18 +254,17 @@ def _range(values: set[int]) -> str:
 def _probes(measured: Measured) -> list[str]:
     """Whether a table's ranking depends on the probe; nothing for tables of fewer probes or of few rows."""
     scores: dict[str, dict[Row, float]] = {probe: {} for probe in PROBES}
-    for cell in _scored(measured):
+    for cell in measured.scored:
         if cell["column"] in scores:
             scores[cell["column"]][tuple(cell["row"])] = cell["ours"]
     rows = sorted(set.intersection(*map(set, scores.values())), key=lambda row: -scores["linear"][row])
     if len(rows) < 3:
         return []
-    lines = ["", f"## Do the probes rank alike? ({measured.letter})", ""]
-    lines += [f"| row | {' | '.join(PROBES)} |", "|" + " --- |" * (1 + len(PROBES))]
+    cells = []
     for row in rows:
         ranks = {probe: 1 + sum(score[other] > score[row] for other in rows) for probe, score in scores.items()}
-        cells = " | ".join(f"{scores[probe][row]:.1f} ({ranks[probe]}.)" for probe in PROBES)
-        lines.append(f"| {measured.row(row)} | {cells} |")
+        cells.append([measured.row(row), *(f"{scores[probe][row]:.1f} ({ranks[probe]}.)" for probe in PROBES)])
+    lines = ["", f"## Do the probes rank alike? ({measured.letter})", "", markdown_table(("row", *PROBES), cells)]
     pairs = [(a, b) for number, a in enumerate(rows) for b in rows[number + 1 :]]
     for probe in PROBES[1:]:
         turned = sum(scores[probe][a] < scores[probe][b] for a, b in pairs)

@@ -14,6 +14,7 @@ Changes = tuple[tuple[str, Any], ...]
 
 MUON: Changes = (("optimizer", "muon"), ("lr", 0.02), ("weight_decay", 0.05))
 RIVALS = ("sid", "npid", "pid", "simclr", "moco", "simsiam", "byol", "jigclu")
+NETS = ("mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0")
 FULL = 50_000
 
 
@@ -73,7 +74,7 @@ def data() -> Table:
 def nets() -> Table:
     """small networks by sid, SimCLR and MoCo v2; CIFAR-100"""
     cells = []
-    for backbone in ("mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large", "efficientnet_b0"):
+    for backbone in NETS:
         for method in ("sid", "simclr", "moco"):
             training = Training(method, backbone, "cifar100", SMALL_EPOCHS)
             cells += _scored((backbone, NAMES[method]), training)

@@ -1,6 +1,5 @@
 """How long a plan will take on this device: a few real steps of every kind of work, kept for the next time."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import cast
@@ -10,7 +9,7 @@ from onecrop.detect.recipe import DetectRecipe
 from onecrop.detect.weights import NETS, Net
 from onecrop.device import choose_device, describe
 from onecrop.errors import UserError
-from onecrop.files import write_json
+from onecrop.files import read_json, write_json
 from onecrop.nets.backbones import SMALL_IMAGE, Stem
 from onecrop.progress import Progress
 from onecrop.recipe import Recipe
@@ -35,10 +34,7 @@ class Forecasts:
         """measure: what no earlier plan has timed; else it is not known."""
         self.file, self.there, self.progress, self.measure = Path(options.out) / FILE, there, Progress(), measure
         self.device, self.sizes = choose_device(options.device), dict(SIZES)
-        try:
-            self.known: dict[str, float] = json.loads(self.file.read_text())
-        except (OSError, ValueError):
-            self.known = {}
+        self.known: dict[str, float] = read_json(self.file) or {}
 
     def hours(self, step: Step) -> Hours:
         """Of what is left to do of a step. Maps of pictures, minutes at most, are not counted."""

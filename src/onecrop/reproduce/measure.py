@@ -61,7 +61,6 @@ class Record:
 
     def left(self, step: Step) -> Step:
         """The step with what is still to be measured."""
-        self.refresh()
         return step._replace(measures=tuple(what for what in step.measures if self.get(step, what) is None))
 
     def _keep(self, key: str, found: Found) -> None:

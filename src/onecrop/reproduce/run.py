@@ -112,7 +112,8 @@ def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, opt
 
 
 def _train_and_measure(step: Step, record: Record) -> None:
-    step = record.left(step)  # another process may have been at it
+    record.refresh()  # another process may have been at it
+    step = record.left(step)
     if not step.measures:
         return
     if step.recipe is not None and not step.is_finished:
