@@ -22,6 +22,7 @@ from onecrop.nets.backbones import MODULE, SMALL_IMAGE, check_stem
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe, flag
 
+DENSE = ("resnet18", "resnet50", "tiny")  # networks without depthwise convolutions
 CPU_CROPS = 200_000  # of a run on a CPU: about four minutes of two cores for tiny at 64 px
 LEAST_STEPS = 8  # an epoch, where there are enough images
 LEAST_BATCH = 16  # batch norm and the other images of a batch need some
@@ -104,7 +105,9 @@ def _weight_decay(given: Given) -> Choice:
 
 
 def _precision(given: Given) -> Choice:
-    return Choice(given.precision, "what this device computes fastest in" if given.gpu else "a CPU's")
+    if given.precision == "bfloat16" and not given.gpu and given.fields["backbone"] not in DENSE:
+        return Choice("float32", "on a CPU depthwise convolutions take longer in bfloat16")
+    return Choice(given.precision, "what this device computes fastest in")
 
 
 def _compile(given: Given) -> Choice:

@@ -98,8 +98,16 @@ class Captured:
         return self.result
 
 
+def multiplies_bfloat16(device: torch.device) -> bool:
+    """Whether it has instructions for that. Where it has none, bfloat16 is worked out in float32, and slower."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported()
+    able = torch.cpu.get_capabilities()
+    return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
+
+
 def choose_precision(device: torch.device) -> Literal["float32", "bfloat16"]:
-    return "bfloat16" if device.type == "cuda" and torch.cuda.is_bf16_supported() else "float32"
+    return "bfloat16" if multiplies_bfloat16(device) else "float32"
 
 
 def describe(device: torch.device) -> str:

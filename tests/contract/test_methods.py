@@ -25,7 +25,7 @@ SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_group
 
 def build(method="sid", backbone="tiny", given=None, **changes):
     images = load("shapes", request=Request(subset=50, image_size=16))
-    recipe = Recipe(data="shapes", method=method, backbone=backbone, batch_size=8)
+    recipe = Recipe(data="shapes", method=method, backbone=backbone, batch_size=8, precision="float32")
     known = hints(type(recipe.settings))
     recipe = recipe.override({**{k: v for k, v in SMALL.items() if k in known}, **changes})
     recipe = resolve(recipe, images, CPU)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import onecrop.losses
-from onecrop import Recipe, optim
+from onecrop import Recipe, muon
 from onecrop.choices import resolve
 from onecrop.data import Batch
 from onecrop.data.images import ImageSet, Loader
@@ -60,8 +60,8 @@ def pretended(monkeypatch):
     monkeypatch.setattr(onecrop.losses, "sweep", SimpleNamespace(takes=lambda *_: False), raising=False)
     plain = SimpleNamespace(add_statistics=instance._add_statistics, slopes=instance._slopes)
     monkeypatch.setitem(sys.modules, "onecrop.losses.kernels", plain)
-    monkeypatch.setattr(optim, "_compiled", lambda function: function)
-    monkeypatch.setattr(optim, "_orthogonalise_in_parallel", lambda stacks: [optim.orthogonalise(x) for x in stacks])
+    monkeypatch.setattr(muon, "_compiled", lambda function: function)
+    monkeypatch.setattr(muon, "_orthogonalise_in_parallel", lambda stacks: [muon.orthogonalise(x) for x in stacks])
     monkeypatch.setattr("onecrop.data.images.fits", lambda size, device: True)
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
     monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *_: True)

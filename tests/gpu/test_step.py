@@ -12,7 +12,8 @@ from onecrop.choices import resolve
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import tune
 from onecrop.methods import METHODS
-from onecrop.optim import OPTIMIZERS, _orthogonalise_in_parallel, hold_learning_rate
+from onecrop.muon import _orthogonalise_in_parallel
+from onecrop.optim import OPTIMIZERS, hold_learning_rate
 from onecrop.recipe import hints
 from onecrop.step import WARM_UP, TrainStep
 from onecrop.train import build_method

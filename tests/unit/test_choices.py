@@ -4,11 +4,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch import nn
 
 from onecrop import Recipe, UserError
-from onecrop.choices import CHOICES, choose, describe_choices, folder_image_size, resolve, typical_side
+from onecrop.choices import CHOICES, DENSE, choose, describe_choices, folder_image_size, resolve, typical_side
 from onecrop.data.images import ImageSet
 from onecrop.data.scan import list_pictures
+from onecrop.nets import BACKBONES
 from onecrop.recipes import RECIPES, named
 
 CPU = torch.device("cpu")
@@ -54,6 +56,25 @@ def test_on_a_cpu_a_few_thousand_images_take_minutes():
     assert made["hidden"] <= 256
     assert values(False, image_size=32)["stem"] == "small"
     assert values(False, backbone="resnet18")["stem"] == values(True, backbone="resnet18")["stem"] == "small"
+
+
+@pytest.mark.parametrize(
+    ("backbone", "chosen"),
+    [("tiny", "bfloat16"), ("resnet18", "bfloat16"), ("mobilenet_v3_small", "float32"), ("timm/x", "float32")],
+)
+def test_a_cpu_that_multiplies_bfloat16_uses_it_where_it_is_faster(backbone, chosen):
+    fields = {**OPEN, "backbone": backbone}
+    made = choose(fields, 4000, gpu=False, precision="bfloat16")["precision"]
+    assert made.value == chosen
+    assert ("depthwise" in made.reason) == (chosen == "float32")
+    assert choose(fields, 4000, gpu=True, precision="bfloat16")["precision"].value == "bfloat16"
+    assert choose(fields, 4000, gpu=False, precision="float32")["precision"].value == "float32"
+
+
+def test_networks_called_dense_have_no_depthwise_convolutions():
+    for name, build in BACKBONES.items():
+        grouped = any(isinstance(m, nn.Conv2d) and m.groups > 1 for m in build("small").modules())
+        assert grouped == (name not in DENSE), name
 
 
 @pytest.mark.parametrize("gpu", [True, False])

@@ -4,6 +4,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from onecrop.device import choose_precision, multiplies_bfloat16
 
 FAULTS = """
 import ctypes, resource, sys
@@ -33,3 +36,19 @@ def test_on_a_cpu_freed_memory_is_used_again():
         found[memory] = int(done.stdout)
     assert found["kept"] < 1000
     assert found["given back"] > 100 * max(1, found["kept"])  # else the test shows nothing here
+
+
+@pytest.mark.parametrize(
+    ("able", "short"),
+    [
+        ({"avx512_f": True, "avx512_bf16": True, "amx_bf16": False}, True),
+        ({"avx512_f": True, "amx_bf16": True}, True),
+        ({"avx512_f": True, "avx512_bf16": False}, False),
+        ({"architecture": "aarch64"}, False),
+    ],
+)
+def test_bfloat16_is_for_cpus_with_instructions_for_it(monkeypatch, able, short):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    cpu = torch.device("cpu")
+    assert multiplies_bfloat16(cpu) is short
+    assert choose_precision(cpu) == ("bfloat16" if short else "float32")

@@ -5,15 +5,14 @@ import pytest
 import torch
 from torch import nn
 
+from onecrop import muon
+from onecrop.muon import QUINTICS, Muon, orthogonalise
 from onecrop.optim import (
     OPTIMIZERS,
-    QUINTICS,
     Lars,
-    Muon,
     cosine,
     hold_learning_rate,
     optimizer_tensors,
-    orthogonalise,
     restore_optimizer,
     set_learning_rate,
 )
@@ -58,10 +57,14 @@ def test_a_gradient_of_zeros_stays_zeros_and_a_small_one_counts(dtype):
     torch.testing.assert_close(out[1], out[2], rtol=0.02, atol=0.02)
 
 
-def test_muon_equals_a_float64_reference():
+@pytest.mark.parametrize("padded", [False, True])
+def test_muon_equals_a_float64_reference(monkeypatch, padded):
     """Matrices, kernels flattened to [out, in·k·k], vectors by SGD; three steps."""
+    batches = muon._batches
+    monkeypatch.setattr(muon, "_batches", lambda params, **_: batches(params, padded))  # as on a GPU, or on a CPU
     torch.manual_seed(0)
-    shapes = [(6, 4), (6, 4), (8, 3, 3, 3), (5,), (130, 140), (140, 3), (300, 129)]  # three batches of padded matrices
+    shapes = [(6, 4), (6, 4), (8, 3, 3, 3), (5,), (130, 140), (140, 3), (300, 129)]
+    assert len(batches([torch.empty(s) for s in shapes if len(s) > 1], padded)) == (2 if padded else 5)
     params = [nn.Parameter(torch.randn(s, dtype=torch.float64)) for s in shapes]
     params.append(nn.Parameter(torch.randn(16, 8, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last)))
     expected = [p.detach().clone() for p in params]
@@ -84,6 +87,20 @@ def test_muon_equals_a_float64_reference():
         optimizer.step()
     for p, e in zip(params, expected, strict=True):
         torch.testing.assert_close(p.detach(), e, rtol=0, atol=1e-6)
+
+
+def test_newton_schulz_works_in_bfloat16_where_that_is_the_faster_format(monkeypatch):
+    formats = []
+    honest = muon.orthogonalise
+    monkeypatch.setattr(muon, "orthogonalise", lambda x: formats.append(x.dtype) or honest(x))
+    for able in (True, False):
+        monkeypatch.setattr(muon, "multiplies_bfloat16", lambda device, able=able: able)
+        for dtype in (torch.float32, torch.float64):
+            p = nn.Parameter(torch.eye(4, dtype=dtype))
+            p.grad = torch.eye(4, dtype=dtype)
+            Muon([p], torch.tensor(0.1), 0.9, 0.0).step()
+            assert p.dtype == dtype
+    assert formats == [torch.bfloat16, torch.float64, torch.float32, torch.float64]
 
 
 def test_sgd_is_the_textbooks():

@@ -74,8 +74,9 @@ class Tiny(nn.Module):
 
     def features(self, x: Tensor) -> Tensor:
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.relu(norm(conv(x)))
+            x = norm(conv(x))
             x = F.max_pool2d(x, 2) if x.shape[-1] > 4 else x  # [B, width, S/2, S/2]
+            x = F.relu(x)  # of a quarter: it may as well come after the pooling
         return x
 
     def forward(self, x: Tensor) -> Tensor:
