@@ -1,9 +1,11 @@
-"""What the memory of activations costs on a CPU: page faults, where every layer's is mapped anew.
+"""What memory and number format cost on a CPU: page faults, where every layer's activations are mapped anew; and
+bfloat16, where it has instructions for it.
 
     python benchmarks/cpu.py [--threads 2] [--out FILE.json]
 
-Features of images against the number that goes through the network at once, and training, each with memory that is
-given back and with memory that is kept (onecrop.device). The best of three passes, and its user and system time.
+Features of images against the number that goes through the network at once, and training in both formats, each with
+memory that is given back and with memory that is kept (onecrop.device). The best of three passes, and its user and
+system time.
 """
 
 import argparse
@@ -33,9 +35,17 @@ TRAINING = (  # backbone, stem, pixels, batch
     ("tiny", "small", 32, 128),
     ("tiny", "small", 32, 512),
     ("resnet18", "small", 32, 64),
+    ("resnet50", "small", 32, 16),
+    ("mobilenet_v2", "small", 32, 32),
+    ("mobilenet_v3_small", "small", 32, 64),
+    ("mobilenet_v3_large", "small", 32, 32),
+    ("efficientnet_b0", "small", 32, 16),
+    ("tiny", "standard", 64, 32),
     ("resnet18", "standard", 224, 32),
+    ("resnet50", "standard", 224, 8),
     ("mobilenet_v2", "standard", 224, 32),
 )
+FORMATS = (torch.float32, torch.bfloat16)
 PASSES = 3
 
 
@@ -67,7 +77,8 @@ def features(name: str, stem: str, size: int, count: int) -> list[dict]:
             net(part)
 
     return [
-        {"work": "features", "backbone": name, "pixels": size, "at_once": f"{few} (ours)" if few == ours else str(few)}
+        {"work": "features", "backbone": name, "pixels": size, "format": "float32"}
+        | {"at_once": f"{few} (ours)" if few == ours else str(few)}
         | best(functools.partial(forward, few), count)
         for few in sorted({count, 16, 4, ours}, reverse=True)
     ]
@@ -77,11 +88,17 @@ def training(name: str, stem: str, size: int, batch: int) -> list[dict]:
     net = build_backbone(name, stem, size).to(memory_format=torch.channels_last)
     images = made(size, batch)
 
-    def step() -> None:
-        net(images).square().mean().backward()
+    def step(dtype: torch.dtype) -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            features = net(images)
+        features.float().square().mean().backward()
         net.zero_grad()
 
-    return [{"work": "training", "backbone": name, "pixels": size, "at_once": str(batch)} | best(step, batch)]
+    told = {"work": "training", "backbone": name, "pixels": size, "at_once": str(batch)}
+    return [
+        {**told, "format": str(dtype).removeprefix("torch.")} | best(functools.partial(step, dtype), batch)
+        for dtype in FORMATS
+    ]
 
 
 def alone(args: argparse.Namespace) -> list[dict]:
@@ -100,7 +117,8 @@ def in_processes(threads: int | None) -> list[dict]:
         order = [sys.executable, __file__, "--memory", memory, *(["--threads", str(threads)] if threads else [])]
         said = subprocess.run(order, check=True, stdout=subprocess.PIPE, text=True).stdout
         rows += json.loads(said)
-    return sorted(rows, key=lambda row: (row["work"], row["backbone"], row["pixels"], row["at_once"], row["memory"]))
+    keys = ("work", "backbone", "pixels", "at_once", "format", "memory")
+    return sorted(rows, key=lambda row: [row[key] for key in keys])
 
 
 if __name__ == "__main__":
@@ -115,4 +133,4 @@ if __name__ == "__main__":
         found = in_processes(args.threads)
         for row in found:
             print(row)
-        save(result_file("Memory of activations on a CPU", found), args.out)
+        save(result_file("Memory of activations, and number formats, on a CPU", found), args.out)

@@ -42,7 +42,7 @@ TABLES: dict[str, Any] = {
 }
 NAMED_VALUES = {  # flags of `reproduce` that may be given several times
     "use": "what stands for a data set or backbone of the paper: imagenet=FOLDER, resnet18=tiny",
-    "change": "a field of every pretraining's recipe: lr=0.1",
+    "change": "a field of every pretraining's recipe that has it: lr=0.1",
     "detect": "a field of every detection's recipe: crops=64",
 }
 

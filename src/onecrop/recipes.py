@@ -79,8 +79,16 @@ def _small(method: str, settings: Settings, lr: float, weight_decay: float = 1e-
 
 def sid_small() -> Recipe:
     """sid on CIFAR, with what is chosen on a GPU: in comparisons it is the same on every device."""
-    settings = SidSettings(dim=256, hidden=2048)
-    return Recipe(data="cifar10", backbone="resnet18", epochs=100, batch_size=512, optimizer="muon", settings=settings)
+    return Recipe(
+        data="cifar10",
+        backbone="resnet18",
+        epochs=100,
+        batch_size=512,
+        optimizer="muon",
+        lr=0.02,
+        weight_decay=0.05,
+        settings=SidSettings(dim=256, hidden=2048),
+    )
 
 
 def simsiam_small() -> Recipe:

@@ -14,6 +14,8 @@ from onecrop.reproduce import TABLES
 from onecrop.reproduce import hours as hours_module
 from onecrop.reproduce import measure as measure_module
 from onecrop.reproduce import run as run_module
+from onecrop.reproduce.options import Options
+from onecrop.reproduce.plan import make_plan
 from tests.drawn import write_coco, write_voc
 from tests.pictures import write_pictures
 
@@ -224,7 +226,8 @@ def test_rows_whose_data_is_there_can_be_made_alone(tmp_path, capsys, monkeypatc
         ("table8 --images 1", "--images 1 is too few"),
         ("table8 --use cifra10=shapes", "did you mean 'cifar10'?"),
         ("table8 --use cifar10", "--use takes name=value"),
-        ("table8 --change dims=3", "unknown field 'dims'"),
+        ("table8 --change dims=3", "unknown field 'dims': did you mean 'dim'?"),
+        ("rivals --methods pid --change dim=3", "unknown field 'dim'"),
         ("table8 --detect scale=0.1", "the table decides it"),
         ("table8 --change data=digits", "--change data=… is not for the command line"),
         ("table8 --change seed=3 --seeds 2", "--change seed=… is not for the command line"),
@@ -238,6 +241,22 @@ def test_bad_input_is_one_sentence(arguments, sentence, tmp_path, capsys):
     assert main(["reproduce", *arguments.split(), "--out", str(tmp_path / "r")]) == 1
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "r").exists()
+
+
+def test_a_change_is_made_where_a_method_has_the_field(tmp_path):
+    """PID has no head; all others of the table have one, and all have a batch size."""
+    change = {"hidden": "24", "batch_size": "16"}
+    options = Options(out=str(tmp_path), recipe="sid-small", change=change)
+    steps = make_plan(TABLES["rivals"](), options)
+    assert {step.recipe.batch_size for step in steps} == {16}
+    assert {step.recipe.method for step in steps if "hidden=24" not in step.name} == {"pid", "npid"}
+    for step in steps:
+        assert step.recipe.flat().get("hidden", 24) == 24
+    assert options.differences()[-2:] == [
+        "hidden 24 in every run of a method that has it",
+        "batch_size 16 in every run",
+    ]
+    assert len(steps) == 15  # sid's own optimiser is Muon
 
 
 def test_a_smaller_copy_of_a_data_set_is_said(tmp_path, monkeypatch):

@@ -8,6 +8,7 @@ from onecrop.detect.recipe import DetectRecipe
 from onecrop.errors import UserError, unknown
 from onecrop.evaluate import EVALUATIONS
 from onecrop.nets import BACKBONES
+from onecrop.recipe import Recipe, hints
 from onecrop.recipes import RECIPES, named
 from onecrop.reproduce.tables import NAMES, Cell, Training
 
@@ -91,6 +92,7 @@ class Options:
         if self.probe != "linear":
             said.append(f"scored by {self.probe}, not by the paper's linear protocol")
         said += [f"{other} stands for {name}" for name, other in self.use.items()]
-        said += [f"{name} {value} in every run" for name, value in self.change.items()]
+        for name, value in self.change.items():
+            said.append(f"{name} {value} in every run" + " of a method that has it" * (name not in hints(Recipe)))
         said += [f"{name} {value} in detection" for name, value in self.detect.items()]
         return said

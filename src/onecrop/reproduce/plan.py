@@ -41,6 +41,7 @@ class Step(NamedTuple):
 def make_plan(table: Table, options: Options) -> list[Step]:
     """The distinct pretrainings of a table, in its order: all of the first seed, then all of the next."""
     _check_use(table, options)
+    _check_change(table, options)
     steps = dict[str, Step]()
     for one in options.each_seed():
         for cell in table.cells:
@@ -68,6 +69,19 @@ def _check_use(table: Table, options: Options) -> None:
             raise unknown("data set or backbone of this table", name, [*STAND_INS, *backbones])
 
 
+def _check_change(table: Table, options: Options) -> None:
+    trainings = (cell.training for cell in table.cells)
+    fields = {
+        name: None
+        for training in trainings
+        if training is not None and training.method != UNTRAINED and options.wants(training)
+        for name in _published(training, options).flat()
+    }
+    for name in options.change if fields else ():
+        if name not in fields:
+            raise unknown("field", name, fields)
+
+
 def recipe_of(training: Training, options: Options) -> Recipe:
     recipe = _published(training, options).override(
         {
@@ -80,7 +94,7 @@ def recipe_of(training: Training, options: Options) -> Recipe:
             "device": options.device,
             "out": str(Path(options.out) / "runs" / name_of(training, options)),
             **dict(training.changes),
-            **options.change,
+            **_asked(training, options),
         }
     )
     if recipe.probe_every:
@@ -115,7 +129,7 @@ def name_of(training: Training, options: Options) -> str:
     parts.append(f"{_scaled(training.epochs, options.scale)}e")
     if options.images is not None:
         parts.append(f"at-most-{options.images}")
-    parts += [f"{name}={value}" for name, value in (*_changes(training, options), *options.change.items())]
+    parts += [f"{name}={value}" for name, value in (*_changes(training, options), *_asked(training, options).items())]
     return folder_name([*parts, *seed])
 
 
@@ -123,6 +137,12 @@ def _changes(training: Training, options: Options) -> list[tuple[str, Any]]:
     """Those that change something: a table says m = .5 also where the recipe does."""
     usual = _published(training, options).flat()
     return [(name, value) for name, value in training.changes if usual[name] != value]
+
+
+def _asked(training: Training, options: Options) -> dict[str, str]:
+    """What --change sets, as far as the method has such a field: not every one has a head."""
+    fields = _published(training, options).flat()
+    return {name: value for name, value in options.change.items() if name in fields}
 
 
 def folder_name(parts: Sequence[str]) -> str:
