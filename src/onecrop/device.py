@@ -5,6 +5,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,8 @@ from onecrop.draws import fold
 from onecrop.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+# What compiles for a GPU. torch brings it along on Linux alone: elsewhere a GPU works as a CPU does, op by op.
+HAS_TRITON = find_spec("triton") is not None
 
 
 def choose_device(name: str) -> torch.device:
@@ -101,7 +104,7 @@ class Captured:
 def multiplies_bfloat16(device: torch.device) -> bool:
     """Whether it has instructions for that. Where it has none, bfloat16 is worked out in float32, and slower."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported()
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     able = torch.cpu.get_capabilities()
     return any(able.get(name, False) for name in ("avx512_bf16", "amx_bf16"))
 

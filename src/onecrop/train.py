@@ -14,7 +14,7 @@ from onecrop.checkpoint import loop_state, read_means, restore_loop
 from onecrop.choices import choose_all, choose_image_size, describe_choices, settle
 from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
-from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, tune
+from onecrop.device import HAS_TRITON, choose_device, describe, peak_memory, reset_peak_memory, tune
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
 from onecrop.errors import StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
@@ -54,6 +54,8 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     if resume and run.recipe_file.exists():
         recipe = recipe.completed(run.recipe())
     run.refuse(recipe, resume)
+    if recipe.compile and device.type == "cuda" and not HAS_TRITON:
+        raise UserError("--compile true needs Triton, which is not installed here: leave it out, or pass false")
     chosen = choose_image_size(recipe, device)
     recipe = settle(recipe, chosen).agreed(group)
     with group.by_turns():

@@ -64,7 +64,7 @@ def pretended(monkeypatch):
     monkeypatch.setattr(muon, "_orthogonalise_in_parallel", lambda stacks: [muon.orthogonalise(x) for x in stacks])
     monkeypatch.setattr("onecrop.data.images.fits", lambda size, device: True)
     monkeypatch.setattr("torch.cuda.amp.common.amp_definitely_not_available", lambda: False)
-    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda *_: True)
+    monkeypatch.setattr("torch.cuda.is_bf16_supported", lambda **_: True)
 
     def make(method="sid", optimizer="muon", **changes):
         images = ImageSet("noise", np.zeros((50, 3, 32, 32), np.uint8))

@@ -27,7 +27,7 @@ def noise(count, size=32):
     return ImageSet("noise", np.zeros((count, 3, size, size), np.uint8), image_size=size)
 
 
-def test_on_a_gpu_the_defaults_that_were_measured_there():
+def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
     made = values(True, num_images=50_000, image_size=32)
     assert made == {
         "backbone": "resnet18",
@@ -45,6 +45,8 @@ def test_on_a_gpu_the_defaults_that_were_measured_there():
     assert values(True, image_size=224)["stem"] == "standard"
     assert values(True, num_images=480)["compile"] is False  # 1,500 steps are over before a compiler is
     assert values(False, num_images=50_000)["compile"] is False
+    monkeypatch.setattr("onecrop.choices.HAS_TRITON", False)
+    assert values(True, num_images=50_000)["compile"] is False  # nothing to compile with, as on Windows
 
 
 def test_on_a_cpu_a_few_thousand_images_take_minutes():

@@ -1,11 +1,17 @@
-"""The GPU's fused kernels against the plain form, on a CPU by Triton's interpreter."""
+"""The GPU's fused kernels on a CPU: against the plain form by Triton's interpreter, and compiled for GPUs elsewhere."""
 
 import os
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
 
 import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import onecrop.losses
+from onecrop.losses import instance
 
 CHECK = """
 import torch
@@ -124,3 +130,69 @@ def test_fused_kernels_equal_the_plain_form(check):
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, "-c", check], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == "equal", done.stderr
+
+
+COMPILE = """
+import sys
+import torch
+from triton.backends.compiler import GPUTarget
+from triton.runtime import driver
+from triton.runtime.jit import JITFunction
+from onecrop.losses import kernels, sweep
+
+capability, room = map(int, sys.argv[1:])
+
+class Device:
+    def get_current_device(self): return 0
+    def get_current_stream(self, device): return 0
+    def get_current_target(self): return GPUTarget("cuda", capability, 32)
+    def get_active_torch_device(self): return torch.device("cpu")
+
+made = []
+driver.set_active(Device())
+JITFunction.__getitem__ = lambda kernel, grid: lambda *a, **k: made.append(kernel.warmup(*a, grid=grid, **k))
+sweep._size = lambda device: (46, room)
+for batch, dim in ((512, 256), (512, 128), (64, 256)) if capability >= 80 else ():  # older ones have no bfloat16
+    z, rows, target = torch.zeros(batch, dim).bfloat16(), torch.zeros(1000, dim).bfloat16(), torch.arange(batch)
+    normalisers = [torch.zeros(batch)] * 4
+    sweep.statistics(z, rows, target, 0.2, 1.0)
+    sweep.gradient(z, rows, normalisers, 0.2, 1.0, 10.0)
+    sweep.neighbours(z, rows, target, 0.1)
+c, three = torch.zeros(3, 5000), torch.zeros(3)
+kernels.add_statistics(c, 0, three, three.long(), torch.zeros(4, 3), 0.2, 1.0)
+kernels.slopes(c, [three] * 4, 0.2, 1.0, 0.5, 20.0, torch.float32)
+for one in made:
+    assert one.asm["cubin"]
+    print(one.metadata.shared)
+"""
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="this build of torch comes without Triton")
+@pytest.mark.parametrize(
+    ("capability", "shared", "count"),  # shared memory of a multiprocessor, of which a program gets all but 1 kB
+    [(75, 65_536, 2), (80, 167_936, 11), (86, 102_400, 11), (90, 233_472, 11), (120, 102_400, 11)],
+    ids=["T4", "A100", "RTX 30", "H100", "RTX 50"],
+)
+def test_kernels_compile_for_gpus_that_are_not_here_and_fit_them(tmp_path, capability, shared, count):
+    order = [sys.executable, "-W", "error", "-c", COMPILE, str(capability), str(shared)]
+    done = subprocess.run(order, env={**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}, capture_output=True, text=True)
+    needed = [int(line) for line in done.stdout.split()]
+    assert len(needed) == count, done.stderr
+    assert max(needed) <= shared - 1024
+
+
+def test_a_gpu_without_triton_works_as_a_cpu_does(monkeypatch):
+    """As on Windows: torch brings no Triton along there. Pretended tensors: what touches a kernel fails."""
+    monkeypatch.setattr(instance, "HAS_TRITON", False)
+    monkeypatch.setitem(sys.modules, "onecrop.losses.kernels", None)
+    monkeypatch.setitem(sys.modules, "onecrop.losses.sweep", None)
+    monkeypatch.delattr(onecrop.losses, "sweep", raising=False)
+    with FakeTensorMode():
+        z = torch.empty(8, 32, device="cuda", requires_grad=True)
+        rows, target = torch.empty(50, 32, device="cuda", dtype=torch.bfloat16), torch.arange(8, device="cuda")
+        relation = instance.Relation(0.5, 0.1)
+        out = instance.instance_loss(
+            z, rows, target, temperature=0.2, kl_temperature=1.0, kl_weight=20.0, relation=relation
+        )
+    assert out.cross_entropy.is_cuda
+    assert instance.loss_bytes(8, 50, 32, torch.bfloat16, torch.device("cuda")) == 8 * 50 * (4 + 2)

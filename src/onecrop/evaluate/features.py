@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from onecrop.augment import CROP_TRIES, central_crop, crop_boxes, normalise, resample
 from onecrop.data import ImageSet
-from onecrop.device import Captured
+from onecrop.device import Captured, multiplies_bfloat16
 from onecrop.distributed import world
 from onecrop.draws import Draws, draws, fold
 from onecrop.errors import UserError
@@ -124,7 +124,7 @@ def embed(backbone: nn.Module, x: Tensor) -> Tensor:
     x = x.contiguous(memory_format=torch.channels_last)
     if not x.is_cuda:
         return torch.cat([backbone(part) for part in x.split(on_a_cpu_at_once(x.shape[-1]))]).float()
-    with torch.autocast("cuda", dtype=torch.bfloat16):
+    with torch.autocast("cuda", dtype=torch.bfloat16, enabled=multiplies_bfloat16(x.device)):
         return backbone(x).float()  # type: ignore[no-any-return]
 
 

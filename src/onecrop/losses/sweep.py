@@ -15,10 +15,13 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
+from onecrop.losses.kernels import FUSED
+
 DIMS = (32, 64, 128, 256)
 LOWEST_TEMPERATURE = 0.025
 ROWS = 64  # of the bank at a time
 LOG2_E = math.log2(math.e)
+ROOM = 160 * 2**10  # bytes of shared memory that the large tiles of the longest rows need; a consumer's GPU has 100 kB
 
 
 def takes(dim: int, dtype: torch.dtype, *temperatures: float) -> bool:
@@ -132,13 +135,28 @@ def _relation_kernel(  # type: ignore[no-untyped-def]
 
 def _plan(z: Tensor, rows: Tensor) -> tuple[dict[str, int], tuple[int, int], int]:
     """-> tile sizes, grid (tiles of the batch, parts of the bank), rows in a part. The grid fills the device once."""
-    tile = 128 if len(z) > 64 else 64
+    units, room = _size(z.device)
+    large = room >= ROOM or rows.shape[1] < DIMS[-1]
+    tile = 128 if len(z) > 64 and large else 64
     tiles = triton.cdiv(len(z), tile)
-    units = torch.cuda.get_device_properties(z.device).multi_processor_count if z.is_cuda else 4
     parts = max(1, min(units // tiles, triton.cdiv(len(rows), ROWS)))
     part = triton.cdiv(triton.cdiv(len(rows), parts), ROWS) * ROWS
-    sizes = {"BATCH": tile, "ROWS": ROWS, "DIM": rows.shape[1], "num_warps": tile // 16, "num_stages": 3}
-    return sizes, (tiles, triton.cdiv(len(rows), part)), part
+    sizes = {
+        "BATCH": tile,
+        "ROWS": ROWS,
+        "DIM": rows.shape[1],
+        "num_warps": tile // 16,
+        "num_stages": 3 if large else 2,
+    }
+    return {**sizes, **FUSED}, (tiles, triton.cdiv(len(rows), part)), part
+
+
+def _size(device: torch.device) -> tuple[int, int]:
+    """-> multiprocessors, bytes of shared memory of each."""
+    if device.type != "cuda":
+        return 4, ROOM
+    found = torch.cuda.get_device_properties(device)
+    return found.multi_processor_count, found.shared_memory_per_multiprocessor
 
 
 def statistics(z: Tensor, rows: Tensor, target: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor]:
