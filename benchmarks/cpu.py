@@ -22,7 +22,7 @@ import torch
 from measuring import result_file, save
 
 from onecrop.device import choose_device
-from onecrop.evaluate.features import on_a_cpu_at_once
+from onecrop.evaluate.features import at_once
 from onecrop.nets import build_backbone
 
 FEATURES = (  # backbone, stem, pixels, images
@@ -70,7 +70,7 @@ def made(size: int, count: int) -> torch.Tensor:
 @torch.no_grad()
 def features(name: str, stem: str, size: int, count: int) -> list[dict]:
     net = build_backbone(name, stem, size).eval().to(memory_format=torch.channels_last)
-    images, ours = made(size, count), on_a_cpu_at_once(size)
+    images, ours = made(size, count), at_once(size, gpu=False)
 
     def forward(few: int) -> None:
         for part in images.split(few):

@@ -17,7 +17,7 @@ from onecrop.data import SOURCES, ImageSet
 from onecrop.data.archives import is_archive
 from onecrop.data.listing import Listing
 from onecrop.data.scan import list_pictures
-from onecrop.device import HAS_TRITON, choose_precision
+from onecrop.device import choose_precision, triton_works
 from onecrop.nets.backbones import MODULE, SMALL_IMAGE, check_stem
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe, flag
@@ -113,8 +113,8 @@ def _precision(given: Given) -> Choice:
 def _compile(given: Given) -> Choice:
     if not given.gpu:
         return Choice(False, "it is for GPUs")
-    if not HAS_TRITON:
-        return Choice(False, "Triton, which compiles for a GPU, is not installed")
+    if not triton_works():
+        return Choice(False, "it takes Triton, a C compiler and Python's headers, and they are not all here")
     steps = given.fields["epochs"] * (given.num_images // given.fields["batch_size"])
     if steps < COMPILED_STEPS:
         return Choice(False, f"up to a minute at the start, more than it saves in {steps:,} steps")

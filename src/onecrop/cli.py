@@ -4,8 +4,11 @@ import io
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from onecrop import __version__
 from onecrop.compare import compare, sweep
@@ -40,6 +43,7 @@ TABLES: dict[str, Any] = {
     "evaluations": EVALUATIONS,
     "tables": PAPER,
 }
+PROBES = f"of: {', '.join(EVALUATIONS)} [knn,linear-fast]"
 NAMED_VALUES = {  # flags of `reproduce` that may be given several times
     "use": "what stands for a data set or backbone of the paper: imagenet=FOLDER, resnet18=tiny",
     "change": "a field of every pretraining's recipe that has it: lr=0.1",
@@ -102,10 +106,10 @@ def compare_verb(arguments: Sequence[str]) -> None:
     """train and score several methods, backbones and seeds; one table"""
     parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
     parser.add_argument("data", help="labelled data set or folder of classes")
-    parser.add_argument("--methods", default=",".join(METHODS), help="of: " + ", ".join(METHODS))
-    parser.add_argument("--backbones", default="resnet18", help="of: " + ", ".join(TABLES["backbones"]))
+    parser.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(METHODS)} [all]")
+    parser.add_argument("--backbones", default="resnet18", help=f"of: {', '.join(TABLES['backbones'])} [resnet18]")
     parser.add_argument("--seeds", type=count, default=1, help="runs of each [1]")
-    parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
+    parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help=PROBES)
     parser.add_argument("--out", default="runs/compare", help="folder of the runs and the table [runs/compare]")
     group = parser.add_argument_group("fields of every recipe (default: as in each method's own)")
     for name, hint in hints(Recipe).items():
@@ -116,7 +120,7 @@ def compare_verb(arguments: Sequence[str]) -> None:
     seeds, out = values.pop("seeds"), Path(values.pop("out"))
     base = Recipe().override(values)
     values.pop("seed", None)  # the first of the seeds
-    print("\n" + compare(base, **names, seeds=seeds, out=out, overrides=values).read_text())
+    print("\n" + compare(base, **names, seeds=seeds, out=out, overrides=values).read_text("utf-8"))
     print(f"{out}/comparison.md, .csv, .tex, .png")
 
 
@@ -134,13 +138,13 @@ def sweep_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
     parser.add_argument("--try", dest="tries", action="append", metavar="CHANGES", help='a run: "lr=0.1 dim=256"')
     parser.add_argument("--seeds", type=count, default=1, help="runs of each [1]")
-    parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help="of: " + ", ".join(EVALUATIONS))
-    add_fields(parser, base)
+    parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help=PROBES)
+    add_fields(parser, replace(base, out="runs/sweep"))
     values = vars(parser.parse(arguments))
     values.pop("recipe")
     tries, seeds = values.pop("tries") or [""], values.pop("seeds")
     evaluations, out = values.pop("evaluations").split(","), Path(values.pop("out", "runs/sweep"))
-    print("\n" + sweep(base.override(values), tries, seeds, out, evaluations).read_text())
+    print("\n" + sweep(base.override(values), tries, seeds, out, evaluations).read_text("utf-8"))
 
 
 def detect_verb(arguments: Sequence[str]) -> None:
@@ -179,7 +183,9 @@ def reproduce_verb(arguments: Sequence[str]) -> None:
     parser.add_argument(
         "--images", type=count, help="training images that pretraining and probes may see at most [all]"
     )
-    parser.add_argument("--with", dest="probe", default="linear", help="the probe, of: " + ", ".join(EVALUATIONS))
+    parser.add_argument(
+        "--with", dest="probe", default="linear", help=f"the probe, of: {', '.join(EVALUATIONS)} [linear]"
+    )
     for option, text in NAMED_VALUES.items():
         parser.add_argument(f"--{option}", action="append", default=[], metavar="NAME=VALUE", help=text)
     parser.add_argument("--methods", default="", help="rows to run, of: " + ", ".join(METHODS))
@@ -202,7 +208,7 @@ def reproduce_verb(arguments: Sequence[str]) -> None:
     table, flags = values.pop("table"), {"plan_only": values.pop("plan"), "skip_missing": values.pop("skip_missing")}
     path = reproduce(table, Options(**values), **flags)
     if path is not None:
-        print("\n" + path.read_text())
+        print("\n" + path.read_text("utf-8"))
 
 
 def demo_verb(arguments: Sequence[str]) -> None:
@@ -270,6 +276,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
         return 130 if isinstance(error, StoppedError) else 1
+    except torch.OutOfMemoryError:
+        remedy = "lower --batch-size or --image-size, or end what else uses it"
+        print(f"onecrop: the GPU's memory is full: {remedy}; a run goes on with --resume", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         print("onecrop: stopped", file=sys.stderr)
         return 130

@@ -3,10 +3,14 @@
 import ctypes
 import gc
 import os
+import re
 import sys
+import sysconfig
 from collections.abc import Callable
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
+from shutil import which
 from typing import Any, Literal
 
 import torch
@@ -16,8 +20,15 @@ from onecrop.draws import fold
 from onecrop.errors import UserError
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
-# What compiles for a GPU. torch brings it along on Linux alone: elsewhere a GPU works as a CPU does, op by op.
-HAS_TRITON = find_spec("triton") is not None
+
+
+@cache
+def triton_works() -> bool:
+    """Whether kernels can be made for a GPU here. torch brings Triton along on Linux alone, and Triton builds a part of
+    itself at its first use, by a C compiler with Python's headers. Without it a GPU works as a CPU does, op by op."""
+    compilers = (os.environ.get("CC"), which("gcc"), which("clang"))
+    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    return find_spec("triton") is not None and any(compilers) and headers.exists()
 
 
 def choose_device(name: str) -> torch.device:
@@ -29,13 +40,14 @@ def choose_device(name: str) -> torch.device:
         if number >= torch.cuda.device_count():
             raise UserError(f"there is no GPU for process {number} of this machine: lower --nproc-per-node")
         name = f"cuda:{number}"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"unknown device {name!r}: use auto, cpu, cuda or cuda:N")
+    device = torch.device(name)
     try:
-        device = torch.device(name)
-        if device.type not in ("cpu", "cuda"):
-            raise RuntimeError(device.type)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise UserError(f"device {name!r} is not available here: use auto, cpu, cuda or cuda:N") from None
+        torch.ones(1, device=device).item()  # by a kernel: there are GPUs for which this build of torch has none
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0].rstrip(".")
+        raise UserError(f"device {name} cannot be used here ({reason}): --device cpu can") from None
     if device.type == "cuda" and device.index is not None:
         torch.cuda.set_device(device)  # where streams, graphs and our own kernels go unless told otherwise
     if device.type == "cpu":

@@ -4,11 +4,15 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from onecrop.errors import UserError
+
+LOCK_SECONDS = 0.2  # between two looks at a lock that another process holds
 
 
 @contextlib.contextmanager
@@ -21,7 +25,7 @@ def atomically(path: Path) -> Iterator[Path]:
         mode = temporary.stat().st_mode
         yield temporary
         temporary.chmod(mode)  # some writers replace the file by one that its owner alone may read
-        with temporary.open("rb") as file:
+        with temporary.open("r+b") as file:  # Windows flushes only what may be written
             os.fsync(file.fileno())
         os.replace(temporary, path)
     except OSError as error:
@@ -81,20 +85,30 @@ def read_json_lines(path: Path) -> list[dict[str, Any]]:
 def locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     """One process at a time; the others call `waiting`, which may refuse, and wait. The lock goes with the process,
     however it ends. The file is opened for writing: over a network nothing else can be locked."""
-    try:
-        import fcntl
-    except ImportError:  # not on Windows
-        yield
-        return
     with path.open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not _try_lock(file.fileno()):
             waiting()
-            fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system that knows no locks
-            pass
+            while not _try_lock(file.fileno()):
+                time.sleep(LOCK_SECONDS)
         yield
+
+
+def _try_lock(file: int) -> bool:
+    """False while another process has it."""
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            msvcrt.locking(file, msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):  # as the one and the other system say it
+        return False
+    except OSError:  # a file system that knows no locks
+        pass
+    return True
 
 
 def printable(name: str) -> str:

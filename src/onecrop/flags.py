@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
+from onecrop.choices import CHOICES
 from onecrop.errors import UserError
 from onecrop.recipe import Recipe, describe_hint, flag, hints
+
+OPEN = {*CHOICES, "image_size"}  # fields that are chosen where nobody says them
 
 
 class Parser(argparse.ArgumentParser):
@@ -48,7 +51,8 @@ def add_fields(parser: Parser, base: Recipe) -> None:
         for name, hint in hints(owner).items():
             if name not in ("data", "settings"):
                 default = getattr(part, name)
-                add_field(group, name, hint, f" [{'auto' if default is None else default}]")
+                unsaid = "auto" if name in OPEN else "none"
+                add_field(group, name, hint, f" [{unsaid if default is None else default}]")
 
 
 def add_field(group: argparse._ActionsContainer, name: str, hint: Any, default: str = "") -> None:

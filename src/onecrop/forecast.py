@@ -7,18 +7,22 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from onecrop.data import Loader
+from onecrop.data import ImageSet, Loader
+from onecrop.data.images import fits
 from onecrop.device import free_memory
 from onecrop.distributed import ALONE
 from onecrop.errors import UserError
 from onecrop.losses.instance import loss_bytes
 from onecrop.methods import METHODS, Method
+from onecrop.nets.backbones import Backbone
 from onecrop.nets.depth import share_depth
 from onecrop.progress import readable
 from onecrop.recipe import Recipe
 
 MOMENTS = {"adamw": 2}  # tensors that an optimiser keeps beside each weight, where it is not one
 MARGIN = 1.25  # by which a forecast may be off
+ROOM = 1.2  # times what is forecast has to be free for a batch that is chosen: for the head, the loss, and what is off
+SMALLEST = 16  # below that a batch is not halved: norms need some
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 GROWTH = 4  # by which the work grows from one that is timed to the next
 
@@ -64,6 +68,26 @@ def need_step(parts: dict[str, int], batch_size: int, device: torch.device) -> N
         )
 
 
+def fitting_batch(recipe: Recipe, network: Backbone, images: ImageSet, device: torch.device, processes: int = 1) -> int:
+    """The recipe's batch, halved until a step fits into what a GPU has free; on a CPU as it is."""
+    assert recipe.precision is not None, "the recipe is not resolved"
+    assert recipe.batch_size is not None
+    assert recipe.image_size is not None
+    free, batch, dtype = free_memory(device), recipe.batch_size, getattr(torch, recipe.precision)
+    if device.type != "cuda" or free is None:
+        return batch
+    method = METHODS[recipe.method]
+    saved = method.crops * _saved_per_image(network, min(SAMPLE, batch), torch.device("cpu"), recipe.image_size, dtype)
+    fixed = 4 * _bytes(network.parameters())  # with gradients, momentum and short copies
+    fixed += images.images.nbytes if fits(images.images.nbytes, device) else 0
+    while batch > SMALLEST:
+        tables = method.tables(recipe.settings, network.dim, len(images), batch, dtype)
+        if fixed + (sum(tables.values()) + batch * saved) // processes <= free / ROOM:
+            break
+        batch //= 2
+    return batch
+
+
 def checkpoint_bytes(recipe: Recipe, method: Method) -> int:
     """Of the whole run, the parts of other processes included."""
     state = method.state_dict()
@@ -77,6 +101,8 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
     bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
     tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
     parts = sum(tables.get(name, 0) for name in ("logits", "drawn rows")) // method.group.size
+    count = min(SAMPLE, loader.part_size)
+    saved = _saved_per_image(method.backbone, count, loader.device, image_size, dtype)
     cosines = 0
     if bank and "drawn rows" not in tables:
         rows = method.get_buffer("bank.weight")
@@ -85,7 +111,7 @@ def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torc
         "data": loader.num_images * loader.images[0].nbytes + loader.aspect.nbytes if loader.resident else 0,
         "bank": bank,
         "network": 3 * parameters + (parameters // 2 if dtype != torch.float32 else 0),  # with gradients and momentum
-        "activations": method.crops * loader.part_size * _saved_per_image(method.backbone, loader, image_size, dtype),
+        "activations": method.crops * loader.part_size * saved,
         "loss": cosines + parts,
     }
 
@@ -94,7 +120,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.nbytes for t in tensors)
 
 
-def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype: torch.dtype) -> int:
+def _saved_per_image(backbone: nn.Module, count: int, device: torch.device, image_size: int, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of a forward pass, through a copy of the network: nothing of the run changes."""
     copied = copy.deepcopy(backbone).train()
     share_depth(copied, ALONE, 0)  # not the images of a step
@@ -108,8 +134,7 @@ def _saved_per_image(backbone: nn.Module, loader: Loader, image_size: int, dtype
         return tensor
 
     kept: list[Tensor] = []
-    count = min(SAMPLE, loader.part_size)
-    x = torch.zeros(count, 3, image_size, image_size, device=loader.device)
+    x = torch.zeros(count, 3, image_size, image_size, device=device)
     x = x.contiguous(memory_format=torch.channels_last)
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),  # layers that draw

@@ -123,7 +123,7 @@ def restore_optimizer(optimizer: torch.optim.Optimizer, module: nn.Module, tenso
     state: dict[nn.Parameter, dict[str, Any]] = defaultdict(dict)
     for name, value in tensors.items():
         parameter = parameters[name.rpartition("/")[0]]
-        restored = value.to(parameter.device)
+        restored = value.to(parameter.device, copy=True)  # not in the file's own memory: it is to be replaced
         if value.ndim:
             if value.shape != parameter.shape:
                 raise KeyError(f"{name} has shape {tuple(value.shape)}, not {tuple(parameter.shape)}")

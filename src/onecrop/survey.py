@@ -15,14 +15,14 @@ from onecrop.data.scan import scan, thumbnails
 from onecrop.data.sources import stored_size
 from onecrop.device import choose_device, describe
 from onecrop.files import write_atomically
-from onecrop.forecast import forecast_memory, forecast_seconds, timed
+from onecrop.forecast import fitting_batch, forecast_memory, forecast_seconds, timed
 from onecrop.losses.instance import loss_bytes
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.report.scan import draw_contact_sheet, scan_text, sheet_names, write_findings
 from onecrop.report.sheet import PICTURE
 from onecrop.step import TrainStep
-from onecrop.train import build_method
+from onecrop.train import build_method, build_network
 
 FIRST_BATCH = 8  # images of the first step that is timed
 LONGEST_STEP = 10.0  # seconds that the images of a timed step may take, unless less is asked for
@@ -58,7 +58,10 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
     size = recipe.image_size or 224
     shape = (3, stored_size(size), stored_size(size))
     whole = ImageSet(recipe.data, np.broadcast_to(np.uint8(0), (num_images, *shape)), image_size=size)
+    left_open = recipe.batch_size is None
     recipe = resolve(recipe, whole, device)
+    if left_open:
+        recipe = replace(recipe, batch_size=fitting_batch(recipe, build_network(recipe), whole, device))
     assert recipe.batch_size is not None
     assert recipe.epochs is not None
     batch_size, epochs = min(recipe.batch_size, num_images), recipe.epochs

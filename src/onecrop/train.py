@@ -11,14 +11,21 @@ import torch
 from torch import nn
 
 from onecrop.checkpoint import loop_state, read_means, restore_loop
-from onecrop.choices import choose_all, choose_image_size, describe_choices, settle
+from onecrop.choices import Choice, choose_all, choose_image_size, describe_choices, settle
 from onecrop.data import Loader, load
 from onecrop.data.sources import Labelled, load_labelled
-from onecrop.device import HAS_TRITON, choose_device, describe, peak_memory, reset_peak_memory, tune
+from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, triton_works, tune
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
 from onecrop.errors import StoppedError, UserError
 from onecrop.evaluate import Probe, run_probe
-from onecrop.forecast import checkpoint_bytes, describe_memory, forecast_memory, need_memory, need_step
+from onecrop.forecast import (
+    checkpoint_bytes,
+    describe_memory,
+    fitting_batch,
+    forecast_memory,
+    need_memory,
+    need_step,
+)
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone
 from onecrop.nets.backbones import Backbone, module_name
@@ -54,8 +61,10 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     if resume and run.recipe_file.exists():
         recipe = recipe.completed(run.recipe())
     run.refuse(recipe, resume)
-    if recipe.compile and device.type == "cuda" and not HAS_TRITON:
-        raise UserError("--compile true needs Triton, which is not installed here: leave it out, or pass false")
+    if recipe.compile and device.type == "cuda" and not triton_works():
+        raise UserError(
+            "--compile true takes Triton, a C compiler and Python's headers, which are not all here: drop it"
+        )
     chosen = choose_image_size(recipe, device)
     recipe = settle(recipe, chosen).agreed(group)
     with group.by_turns():
@@ -66,6 +75,11 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     begun = group.said_by(0, run.checkpoint_file.exists())  # then the weights to start from are behind us
     network = build_network(replace(recipe, weights=None) if begun else recipe, backbone)
     need_memory(recipe, network.dim, len(images), device, group.size)
+    if "batch_size" in chosen:
+        fitting = fitting_batch(recipe, network, images, device, group.size)
+        if fitting != recipe.batch_size:
+            chosen["batch_size"] = Choice(fitting, "a larger one does not fit into the GPU's free memory")
+        recipe = settle(recipe, chosen).agreed(group)
     sets = None
     if recipe.probe_every:
         with group.by_turns():
@@ -183,7 +197,7 @@ class Training:
                 if stop:
                     raise StoppedError(
                         f"stopped at step {self.step:,} of {self.total_steps:,}; saved: "
-                        f"continue with `onecrop pretrain --out {quote(str(self.run.folder))} --resume`"
+                        f"continue with `onecrop pretrain --out {quote(self.run.folder.as_posix())} --resume`"
                     )
         self._finish()
 
@@ -267,7 +281,7 @@ class Training:
             return
         tensors = own_state(tensors, self.method.shards, self.group)
         sums = restore_loop(tensors, "method", self.method, self.optimizer, self.run.checkpoint_file)
-        self.train_step.sums = {name: value.to(self.device) for name, value in sums.items()}
+        self.train_step.sums = {name: value.to(self.device, copy=True) for name, value in sums.items()}
 
     def _finish(self) -> None:
         facts = {

@@ -23,7 +23,9 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     parser = Parser(prog="onecrop evaluate", description=evaluate_verb.__doc__, allow_abbrev=False)
     parser.add_argument("run", help="a run folder, or a backbone.safetensors file")
     parser.add_argument("--data", help="labelled data set or folder of classes (default: the run's)")
-    parser.add_argument("--with", dest="evaluations", default="knn,linear", help="of: " + ", ".join(EVALUATIONS))
+    parser.add_argument(
+        "--with", dest="evaluations", default="knn,linear", help=f"of: {', '.join(EVALUATIONS)} [knn,linear]"
+    )
     parser.add_argument("--baselines", action="store_true", help="also the untrained network and raw pixels")
     parser.add_argument("--data-dir", help="where named data sets lie [as in the run]")
     parser.add_argument("--image-size", type=int, help="pixels the network sees [as in pretraining]")

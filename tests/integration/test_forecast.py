@@ -9,12 +9,24 @@ import pytest
 import torch
 
 from onecrop import UserError, pretrain
+from onecrop.choices import resolve
+from onecrop.cli import main
 from onecrop.data import Loader, load
 from onecrop.data.sources import Request
 from onecrop.device import free_memory
-from onecrop.forecast import MARGIN, describe_memory, forecast_memory, need_memory, need_step
+from onecrop.forecast import (
+    MARGIN,
+    SMALLEST,
+    describe_memory,
+    fitting_batch,
+    forecast_memory,
+    need_memory,
+    need_step,
+)
 from onecrop.methods import METHODS
+from onecrop.runs import Run
 from onecrop.step import TrainStep
+from onecrop.train import build_method, build_network
 from tests.contract.test_methods import build
 
 CPU = torch.device("cpu")
@@ -165,3 +177,43 @@ def test_memory_comes_within_a_fifth(backbone, count, dim):
         step(number, 0.01, 0.0)
     torch.cuda.synchronize()
     assert expected == pytest.approx(torch.cuda.max_memory_allocated() - before, rel=0.2)
+
+
+@pytest.mark.parametrize("method", ["sid", "simclr"])
+def test_a_batch_that_is_chosen_fits_into_the_gpus_memory(small_recipe, monkeypatch, method):
+    """Halved until it does, by the same forecast that is printed; on a CPU, or where it was said, it stays."""
+    images = load("shapes", request=small_recipe.request())
+    changes = {"method": method, "batch_size": 128, "precision": "bfloat16"}
+    recipe = resolve(small_recipe.override(changes), images, CPU)
+    network = build_network(recipe)
+    made, loader = build_method(recipe, len(images), build_network(recipe)), Loader(images, 128, CPU, seed=0)
+    parts = forecast_memory(made, loader, 16, torch.bfloat16)
+    whole = parts["data"] + parts["bank"] + 4 * sum(p.nbytes for p in network.parameters()) + parts["activations"]
+    monkeypatch.setattr("onecrop.forecast.fits", lambda size, device: True)
+    gpu = torch.device("cuda")
+    found = []
+    for free in (2 * whole, 1.1 * whole, 0.6 * whole, 1000):
+        monkeypatch.setattr("onecrop.forecast.free_memory", lambda device, free=free: free)
+        found.append(fitting_batch(recipe, network, images, gpu))
+    assert found[0] == 128
+    assert found[1] == 64
+    assert found == sorted(found, reverse=True)
+    assert found[-1] == SMALLEST
+    assert fitting_batch(recipe, network, images, CPU) == 128
+
+
+def test_a_smaller_batch_is_said_with_its_reason(small_recipe, monkeypatch, capsys):
+    monkeypatch.setattr("onecrop.train.fitting_batch", lambda *_: 16)
+    pretrain(small_recipe.override({"batch_size": None, "epochs": 1}))
+    assert "--batch-size 16: a larger one does not fit into the GPU's free memory" in capsys.readouterr().out
+    said = small_recipe.override({"epochs": 1, "out": small_recipe.out + "-said"})  # batches of 64
+    assert Run(pretrain(said)).recipe().batch_size == 64
+
+
+def test_a_gpu_that_is_full_is_one_sentence(monkeypatch, capsys):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    monkeypatch.setattr("onecrop.cli.pretrain", full)
+    assert main(["pretrain", "shapes"]) == 1
+    assert capsys.readouterr().err.startswith("onecrop: the GPU's memory is full: lower --batch-size")

@@ -45,7 +45,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
     assert values(True, image_size=224)["stem"] == "standard"
     assert values(True, num_images=480)["compile"] is False  # 1,500 steps are over before a compiler is
     assert values(False, num_images=50_000)["compile"] is False
-    monkeypatch.setattr("onecrop.choices.HAS_TRITON", False)
+    monkeypatch.setattr("onecrop.choices.triton_works", lambda: False)
     assert values(True, num_images=50_000)["compile"] is False  # nothing to compile with, as on Windows
 
 

@@ -6,7 +6,8 @@ import sys
 import pytest
 import torch
 
-from onecrop.device import choose_precision, multiplies_bfloat16
+from onecrop.device import choose_device, choose_precision, multiplies_bfloat16, triton_works
+from onecrop.errors import UserError
 
 FAULTS = """
 import ctypes, resource, sys
@@ -52,3 +53,33 @@ def test_bfloat16_is_for_cpus_with_instructions_for_it(monkeypatch, able, short)
     cpu = torch.device("cpu")
     assert multiplies_bfloat16(cpu) is short
     assert choose_precision(cpu) == ("bfloat16" if short else "float32")
+
+
+def test_a_gpu_that_cannot_be_used_is_refused_with_the_reason(monkeypatch):
+    """Too old for this build of torch, or full: seen by the first kernel, not by the first allocation."""
+
+    def too_old(*_, **__):
+        raise RuntimeError("CUDA error: no kernel image is available for execution on the device.\nCompile with ...")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "ones", too_old)
+    with pytest.raises(UserError, match=r"cuda cannot be used here \(CUDA error: no kernel .* device\): --device"):
+        choose_device("auto")
+
+
+@pytest.mark.parametrize("missing", ["triton", "compiler", "headers"])
+def test_kernels_need_triton_a_compiler_and_headers(monkeypatch, tmp_path, missing):
+    here = {"triton", "compiler", "headers"} - {missing}
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr("onecrop.device.find_spec", lambda name: "triton" in here or None)
+    monkeypatch.setattr("onecrop.device.which", lambda name: "/usr/bin/cc" if "compiler" in here else None)
+    (tmp_path / "Python.h").touch()
+    folder = tmp_path if "headers" in here else tmp_path / "none"
+    monkeypatch.setattr("onecrop.device.sysconfig.get_paths", lambda: {"include": str(folder)})
+    triton_works.cache_clear()
+    assert not triton_works()
+    here.add(missing)
+    monkeypatch.setattr("onecrop.device.sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    triton_works.cache_clear()
+    assert triton_works()
+    triton_works.cache_clear()

@@ -183,7 +183,7 @@ def test_kernels_compile_for_gpus_that_are_not_here_and_fit_them(tmp_path, capab
 
 def test_a_gpu_without_triton_works_as_a_cpu_does(monkeypatch):
     """As on Windows: torch brings no Triton along there. Pretended tensors: what touches a kernel fails."""
-    monkeypatch.setattr(instance, "HAS_TRITON", False)
+    monkeypatch.setattr(instance, "triton_works", lambda: False)
     monkeypatch.setitem(sys.modules, "onecrop.losses.kernels", None)
     monkeypatch.setitem(sys.modules, "onecrop.losses.sweep", None)
     monkeypatch.delattr(onecrop.losses, "sweep", raising=False)

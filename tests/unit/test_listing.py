@@ -115,3 +115,16 @@ def test_many_tiny_files(tmp_path):
     assert len(list_folder(tmp_path / "photos").entries) == 2000
     assert time.monotonic() - started < 1
     assert len(load(str(tmp_path / "photos"), request=Request(image_size=8))) == 2000
+
+
+def test_photographs_in_formats_that_are_not_read_are_named(tmp_path, capsys):
+    """A phone's folder: half of its pictures would be missing without a word."""
+    folder = tmp_path / "phone"
+    folder.mkdir()
+    for name in ("a.HEIC", "b.heic", "c.DNG", "notes.txt"):
+        (folder / name).write_bytes(b"x")
+    with pytest.raises(UserError, match=r"no images found below .*phone: 2 \.heic, 1 \.dng are not read: convert to"):
+        load(str(folder), request=REQUEST)
+    write_pictures(folder, 2)
+    assert len(load(str(folder), request=REQUEST)) == 2
+    assert f"{folder}: 2 .heic, 1 .dng are not read: convert to .jpg first" in capsys.readouterr().out

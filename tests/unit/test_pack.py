@@ -6,12 +6,14 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
-from onecrop.data import load
+from onecrop.data import Loader, load
 from onecrop.data import pack as packing
 from onecrop.data.parallel import TASK, in_parallel
 from onecrop.data.sources import Request
@@ -271,3 +273,19 @@ def test_as_many_threads_as_cores_that_are_ours(monkeypatch):
 
     assert [i for items in in_parallel(work, range(300)) for i in items] == list(range(300))
     assert len(threads) == 1
+
+
+def test_a_pack_beyond_the_memory_can_be_opened(tmp_path):
+    """Most file systems store no zeros: 200 GB of them take no room. A map that could be written to would need all."""
+    size, count = 4096, 4000
+    with (tmp_path / "images.bin").open("wb") as file:
+        try:
+            file.truncate(3 * size**2 * count)
+        except OSError:
+            pytest.skip("no room for a file of zeros")
+    facts = {"kept": list(range(count)), "aspect": [1.0] * count, "size": size, "pixels": "0" * 32}
+    listing = SimpleNamespace(path=str)
+    images = packing._open("large", tmp_path, facts, listing, range(count))
+    loader = Loader(images, 2, torch.device("cpu"), 0)  # without a warning, which would be an error here
+    assert loader.batch(0).images.shape == (2, 3, size, size)
+    assert not images.images.flags.writeable

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,18 +125,25 @@ def fits(num_bytes: int, device: torch.device) -> bool:
     return device.type != "cuda" or num_bytes < RESIDENT_SHARE * torch.cuda.mem_get_info(device)[0]
 
 
+def as_tensor(images: NDArray[np.uint8]) -> Tensor:
+    """In the same memory. Packs are read-only, of which torch warns; nothing here writes to images."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(images)
+
+
 def stored(images: NDArray[np.uint8] | Rows) -> tuple[Tensor, Tensor | None]:
     """-> all that is stored, and where in it each image stands; None: in order."""
     if isinstance(images, Rows):
-        return torch.from_numpy(images.whole), torch.from_numpy(images.index)
-    return torch.from_numpy(images), None
+        return as_tensor(images.whole), torch.from_numpy(images.index)
+    return as_tensor(images), None
 
 
 def uploaded(images: NDArray[np.uint8] | Rows, device: torch.device) -> Tensor:
     """On the device, piece by piece: the host's memory never holds all of a memory map."""
     out = torch.empty(images.shape, dtype=torch.uint8, device=device)
     for start in range(0, len(images), PIECE):
-        out[start : start + PIECE].copy_(torch.from_numpy(images[start : start + PIECE]))
+        out[start : start + PIECE].copy_(as_tensor(images[start : start + PIECE]))
     return out
 
 

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,6 +14,8 @@ from onecrop.errors import UserError
 
 SUFFIXES = {".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".avif", ".jp2", ".tga"}
 SUFFIXES |= {".ppm", ".pgm", ".pbm", ".pnm"}
+# Photographs that Pillow does not decode: of phones, and raw ones of cameras.
+UNREAD = {".heic", ".heif", ".cr2", ".cr3", ".nef", ".arw", ".dng", ".raf", ".orf", ".rw2"}
 
 
 class Entry(NamedTuple):
@@ -41,9 +44,19 @@ class Listing:
     def path(self, entry: Entry) -> str:
         return f"{self.root}/{entry.name}"
 
+    def unread(self) -> str:
+        """What to do about photographs in formats that are not read; "" where there are none."""
+        found = Counter(suffix for name in self.others if (suffix := _suffix(name)) in UNREAD)
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in found.most_common())
+        return f"{kinds} {'is' if found.total() == 1 else 'are'} not read: convert to .jpg first" if found else ""
+
 
 def is_image_name(name: str) -> bool:
-    return os.path.splitext(name)[1].lower() in SUFFIXES
+    return _suffix(name) in SUFFIXES
+
+
+def _suffix(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
 
 
 def list_folder(root: Path) -> Listing:

@@ -86,7 +86,8 @@ def _open(name: str, folder: Path, facts: dict[str, Any], listing: Listing, entr
     shape = (len(facts["kept"]), 3, facts["size"], facts["size"])
     return ImageSet(
         name,
-        np.memmap(folder / "images.bin", np.uint8, mode="c", shape=shape),  # copy on write: torch wants it writable
+        # read-only: of a map that could be written to, systems want to see all of it in memory
+        np.memmap(folder / "images.bin", np.uint8, mode="r", shape=shape),
         aspect=np.array(facts["aspect"], np.float32),
         files=tuple(listing.path(entries[i]) for i in facts["kept"]),
         key=facts["pixels"],

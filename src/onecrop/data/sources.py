@@ -249,7 +249,7 @@ def _class_folders(name: str, split: str, listing: Listing, request: Request) ->
         where = f"no images found below {listing.root}"
         if listing.skipped:
             raise UserError(f"{where}: {_passed_over(listing)}")
-        raise UserError(f"{where}: give a folder that holds .jpg, .png or other image files")
+        raise UserError(f"{where}: {listing.unread() or 'give a folder that holds .jpg, .png or other image files'}")
     shared = _shared_folder(listing) if listing.root.is_file() else ""  # archives often hold one folder with all in it
     below = [entry.name[len(shared) :].partition("/") for entry in listing.entries]
     names = [folder if slash else "" for folder, slash, _ in below]
@@ -292,6 +292,8 @@ def _packed(
         raise UserError(f"{name}: {unknown_class} is not one of its {len(classes)} classes")
     if listing.skipped:
         print(f"{name}: {_passed_over(listing)}", flush=True)
+    if unread := listing.unread():
+        print(f"{name}: {unread}", flush=True)
     drop = request.drop_duplicates and split == "train"
     images, kept = pack(name, listing, entries, PackSettings(stored, drop))
     labels = np.array([number[names[i]] for i in kept], np.int64) if names else None

@@ -82,7 +82,8 @@ class DetectRecipe:
     seed: Annotated[int, "of new layers, order, sizes, mirroring and sampling"] = 0
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto"
     precision: Annotated[
-        Literal["float32", "bfloat16"] | None, "number format of the convolutions (default: bfloat16 on a GPU)"
+        Literal["float32", "bfloat16"] | None,
+        "number format of the convolutions (default: bfloat16 where the device has it)",
     ] = None
     metric: Annotated[Metric | None, "COCO's AP or VOC07's 11-point AP (default: the set's own)"] = None
     checkpoint_seconds: Annotated[float, "save the state so often; 0 after every step"] = 60.0

@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from onecrop.device import HAS_TRITON
+from onecrop.device import triton_works
 from onecrop.distributed import ALONE, Group
 
 KL = Literal["sqrt", "l1", "l2", "none"]
@@ -126,7 +126,7 @@ def _read(
     group: Group,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor, list[Tensor]]:
     """-> (lse(s), lse(q), lse(q/2), E); is the own row the nearest; Σ_k (∂/∂c_k)·w_k of both terms, or of each."""
-    if z.is_cuda and HAS_TRITON and mask is None and (kl == "none" or kl_weight is not None):
+    if z.is_cuda and triton_works() and mask is None and (kl == "none" or kl_weight is not None):
         from onecrop.losses import sweep
 
         if sweep.takes(rows.shape[1], rows.dtype, t, t_kl) and len(rows):
@@ -140,7 +140,7 @@ def _read(
             normalisers = _normalisers(one, sums, t, t_kl)
             factor = KL_SLOPE[kl] / t_kl * (kl_weight or 0.0)
             return normalisers, hit, [group.sum(sweep.gradient(operand, rows, normalisers, t, t_kl, factor))]
-    if z.is_cuda and HAS_TRITON and z.dtype == torch.float32:
+    if z.is_cuda and triton_works() and z.dtype == torch.float32:
         from onecrop.losses.kernels import add_statistics, slopes
     else:
         add_statistics, slopes = _add_statistics, _slopes
@@ -200,7 +200,7 @@ def _put_together(
 
 def loss_bytes(batch: int, num_rows: int, dim: int, dtype: torch.dtype, device: torch.device) -> int:
     """Memory of the loss beside the bank: cosines in float32 and their slopes, none where kernels sweep."""
-    if device.type == "cuda" and HAS_TRITON:
+    if device.type == "cuda" and triton_works():
         from onecrop.losses import sweep
 
         if sweep.takes(dim, dtype, 1.0):
@@ -227,7 +227,7 @@ def related(
     Cosines of unit rows are at most 1: exponentials relative to that add up from block to block.
     """
     own = group.fetch(rows, target)
-    if own.is_cuda and HAS_TRITON and mask is None:
+    if own.is_cuda and triton_works() and mask is None:
         from onecrop.losses import sweep
 
         if sweep.takes(rows.shape[1], rows.dtype, t) and len(rows):

@@ -93,7 +93,7 @@ def _flat(recipe: Row) -> Row:
 
 def _read(run: Path) -> Row:
     if (run / FAILURE).exists():
-        return {"failure": (run / FAILURE).read_text()}
+        return {"failure": (run / FAILURE).read_text("utf-8")}
     if not (run / "recipe.json").exists():  # not begun
         return {}
     recipe = json.loads((run / "recipe.json").read_text())
