@@ -1,4 +1,4 @@
-# make demo   pretrain on procedural pictures and show what was learned (two minutes on two cores)
+# make demo   pretrain on procedural pictures and show what was learned (half a minute on two cores)
 # make test   the whole test suite          make check   linter, formatter, types
 # make soak   the long loops: 30 kills each of packing and training, 200,000 files (a quarter of an hour)
 # Each target makes what it needs: a virtual environment in .venv with the package in it.

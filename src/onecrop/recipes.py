@@ -47,7 +47,7 @@ def paper() -> Recipe:
 
 
 def demo() -> Recipe:
-    """A minute on two cores: procedural shapes, a small net. No CutMix: it costs ten points in so short a run.
+    """Half a minute on two cores: procedural shapes, a small net. No CutMix: it costs ten points in so short a run.
 
     onecrop demo
     """
