@@ -19,7 +19,7 @@ from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import locked, read_json_lines, write_atomically
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe, named_values
-from onecrop.recipes import named
+from onecrop.recipes import RECIPES, named
 from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
 from onecrop.runs import Run
 from onecrop.train import pretrain
@@ -38,8 +38,8 @@ def compare(
 ) -> Path:
     """Train and score every combination below `out` -> the table's Markdown file.
 
-    A method starts from its recipe for small images, and keeps that recipe's batch size; `overrides` are recipe
-    fields that hold for all.
+    A method starts from its recipe for small images, where it has one, and keeps that recipe's batch size; `overrides`
+    are recipe fields that hold for all.
     """
     for name in methods:
         if name not in METHODS:
@@ -55,7 +55,8 @@ def compare(
 
 def member(base: Recipe, method: str, overrides: dict[str, Any]) -> Recipe:
     """The recipe of a method in a comparison over the data of `base`."""
-    recipe = named(f"{method}-small")
+    small = f"{method}-small"
+    recipe = named(small) if small in RECIPES else Recipe(method=method)
     shared = {name: getattr(base, name) for name in ("data", "data_dir", "subset", "holdout", "epochs", "image_size")}
     return recipe.override({**shared, **overrides})
 

@@ -108,6 +108,14 @@ def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):
     assert table(out) == rows
 
 
+def test_a_method_without_a_recipe_of_its_own_is_compared_by_its_defaults(monkeypatch):
+    """One file and one line in one table are all that a method takes."""
+    monkeypatch.setitem(METHODS, "mine", METHODS["simclr"])
+    recipe = member(Recipe(data="digits", epochs=3), "mine", {"lr": 0.5})
+    assert (recipe.method, recipe.data, recipe.epochs, recipe.lr) == ("mine", "digits", 3, 0.5)
+    assert recipe.settings == METHODS["simclr"].Settings()
+
+
 def test_a_stop_is_not_the_failure_of_a_member(tmp_path, capsys, monkeypatch):
     def stopping(recipe, resume):
         raise StoppedError("stopped at step 3")
