@@ -49,5 +49,7 @@ def _read(file: Path) -> dict[str, Any]:
 def section(result: dict[str, Any]) -> str:
     notes: Sequence[str] = result.get("notes", ())
     lines = [f"## {result['title']}", "", f"{result['date']}, {result['device']}, torch {result['torch']}.", *notes]
+    if result.get("differences"):  # a table of `onecrop reproduce`
+        lines.append(f"In brackets the paper's numbers. Not as in the paper: {'; '.join(result['differences'])}.")
     lines += ["", f"    {result['command']}", "", markdown(result["rows"])]
     return "\n".join(lines)

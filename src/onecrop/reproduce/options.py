@@ -10,7 +10,7 @@ from onecrop.evaluate import EVALUATIONS
 from onecrop.nets import BACKBONES
 from onecrop.recipe import Recipe, hints
 from onecrop.recipes import RECIPES, named
-from onecrop.reproduce.tables import NAMES, Cell, Training
+from onecrop.reproduce.tables import NAMES, Cell, Table, Training
 
 # fields that --change and --detect may not set: rows would not be what the table says they are
 DECIDED = {
@@ -61,6 +61,11 @@ class Options:
     def result_name(self, table: str) -> str:
         """Of a table's files: one made with another recipe lies beside it."""
         return table if self.recipe == "paper" else f"{table}-{self.recipe}"
+
+    def title(self, name: str, table: Table) -> str:
+        """Of a table, with what stands in it for something else; a folder may hold the same data."""
+        others = [f"{other} for {one}" for one, other in self.use.items() if other in SOURCES or other in BACKBONES]
+        return f"{self.result_name(name)}: {table.title}" + f" ({', '.join(others)})" * bool(others)
 
     def each_seed(self) -> Iterator["Options"]:
         for seed in range(self.seed, self.seed + self.seeds):

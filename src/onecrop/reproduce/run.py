@@ -32,7 +32,7 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
     record = Record(options)
     steps = [record.left(step) for step in make_plan(table, options)]
     there = look_for_data(steps, options)
-    print(f"{options.result_name(name)}: {table.title}")
+    print(options.title(name, table))
     for data, remedy in there.missing.items():
         print(f"missing: {data}: {remedy}", flush=True)
     if there.missing and not (skip_missing or plan_only):
@@ -143,7 +143,7 @@ def _write_table(name: str, table: Table, record: Record, failed: dict[str, str]
     devices = {cell["device"] for cell in cells if "device" in cell} or {now["device"]}
     versions = {cell["torch"] for cell in cells if "torch" in cell} or {now["versions"]["torch"]}
     facts = {
-        "title": f"{options.result_name(name)}: {table.title}",
+        "title": options.title(name, table),
         "table": name,
         "recipe": options.recipe,
         "command": now["command"],
