@@ -52,11 +52,14 @@ class Measured(NamedTuple):
         return [cell for cell in self.table["cells"] if cell["ours"] is not None]
 
     def row(self, row: Row) -> str:
-        """A number, a yes or a no says nothing without its head."""
-        named = zip(self.table["heads"], row, strict=True)
-        return ", ".join(
-            value if value[0].isalpha() and value not in ("yes", "no") else f"{head} {value}" for head, value in named
-        )
+        """A number, a yes or a no says nothing without its head, nor does "its own" without the thing."""
+        return ", ".join(self._said(head, value, row) for head, value in zip(self.table["heads"], row, strict=True))
+
+    def _said(self, head: str, value: str, row: Row) -> str:
+        if value == "its own":
+            known = {cell[head] for cell in self.scored if tuple(cell["row"]) == row and head in cell}
+            return " ".join([value, head, *sorted(known)])
+        return value if value[0].isalpha() and value not in ("yes", "no") else f"{head} {value}"
 
 
 class Finding(NamedTuple):
