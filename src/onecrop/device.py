@@ -27,7 +27,9 @@ def triton_works() -> bool:
     """Whether kernels can be made for a GPU here. torch brings Triton along on Linux alone, and Triton builds a part of
     itself at its first use, by a C compiler with Python's headers. Without it a GPU works as a CPU does, op by op."""
     compilers = (os.environ.get("CC"), which("gcc"), which("clang"))
-    headers = Path(sysconfig.get_paths()["include"]) / "Python.h"
+    headers = (
+        Path(sysconfig.get_paths("posix_prefix")["include"]) / "Python.h"
+    )  # Debian's own scheme names another place
     return find_spec("triton") is not None and any(compilers) and headers.exists()
 
 

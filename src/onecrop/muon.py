@@ -20,7 +20,7 @@ QUINTICS = (
     (3.1929, -2.3508, 0.4794),
     (2.2124, -1.5678, 0.3964),
 )
-SMALLEST_BATCH = 128  # matrices with fewer rows are padded to this many
+SMALLEST_BATCH = 128  # on a GPU matrices with fewer rows go with those of this many
 
 
 def orthogonalise(matrices: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ def _from_matrix(matrix: Tensor, like: Tensor) -> Tensor:
 
 def _batches(params: list[Tensor], padded: bool) -> list[list[int]]:
     """Which matrices go through Newton–Schulz together, tallest first: those of one shape or, padded to it, those of
-    like height. On a GPU more matrices than shapes would be more launches; on a CPU zeros cost as much as numbers."""
+    like height. On a GPU every batch is a launch more; on a CPU zeros cost as much as numbers."""
     batches: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, p in enumerate(params):
         rows, columns = sorted((len(p), p[0].numel()))

@@ -75,11 +75,11 @@ def test_kernels_need_triton_a_compiler_and_headers(monkeypatch, tmp_path, missi
     monkeypatch.setattr("onecrop.device.which", lambda name: "/usr/bin/cc" if "compiler" in here else None)
     (tmp_path / "Python.h").touch()
     folder = tmp_path if "headers" in here else tmp_path / "none"
-    monkeypatch.setattr("onecrop.device.sysconfig.get_paths", lambda: {"include": str(folder)})
+    monkeypatch.setattr("onecrop.device.sysconfig.get_paths", lambda scheme: {"include": str(folder)})
     triton_works.cache_clear()
     assert not triton_works()
     here.add(missing)
-    monkeypatch.setattr("onecrop.device.sysconfig.get_paths", lambda: {"include": str(tmp_path)})
+    monkeypatch.setattr("onecrop.device.sysconfig.get_paths", lambda scheme: {"include": str(tmp_path)})
     triton_works.cache_clear()
     assert triton_works()
     triton_works.cache_clear()

@@ -21,7 +21,7 @@ BATCH = 1024  # in eval mode no image sees another: the number changes the speed
 # Of a forward pass on a CPU: larger activations leave its caches and, where memory is mapped anew for every layer, cost
 # more page faults than work (benchmarks/cpu.py).
 CPU_PIXELS = 2**16
-GPU_PIXELS = 2**23  # 1,024 images of 90 px, or 167 of 224 px: ResNet-50 then takes 2 GB there in float32, not 11
+GPU_PIXELS = 2**23  # 1,024 images of 90 px, or 167 of 224 px: by its tensors ResNet-50 then takes a sixth of 11 GB
 Item = TypeVar("Item")
 RESIDENT = 2**30  # bytes of images that stay on the device from view to view
 

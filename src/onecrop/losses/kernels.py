@@ -10,9 +10,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 COLUMNS = 4096  # columns a program takes at a time
-FUSED = {
-    "enable_fp_fusion": True
-}  # a product and its sum as one instruction; Triton 3.9 warns where nobody asks for it
+# A product and its sum as one instruction: Triton 3.9 warns where nobody asks for it, and later ones will not do it.
+FUSED = {"enable_fp_fusion": True}
 
 
 @triton.jit  # type: ignore[untyped-decorator]

@@ -260,7 +260,7 @@ def _probes(measured: Measured) -> list[str]:
     for cell in measured.scored:
         if cell["column"] in scores:
             scores[cell["column"]][tuple(cell["row"])] = cell["ours"]
-    rows = sorted(set.intersection(*map(set, scores.values())), key=lambda row: -scores["linear"][row])
+    rows = sorted(set.intersection(*map(set, scores.values())), key=lambda row: (-scores["linear"][row], row))
     if len(rows) < 3:
         return []
     cells = []
