@@ -38,7 +38,8 @@ def loop_state(
 def restore_loop(
     tensors: dict[str, Tensor], name: str, module: nn.Module, optimizer: torch.optim.Optimizer, file: Path
 ) -> dict[str, Tensor]:
-    """The way back, strictly -> the sums. file: where the tensors come from."""
+    """The way back, strictly -> the sums. file: where the tensors come from; none is kept in its memory, for Windows
+    replaces no file that is in use."""
 
     def part(prefix: str) -> dict[str, Tensor]:
         return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
@@ -49,4 +50,4 @@ def restore_loop(
     except (RuntimeError, KeyError) as error:
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file} belongs to another run: {reason}") from None
-    return part("sums.")
+    return {key: value.clone() for key, value in part("sums.").items()}

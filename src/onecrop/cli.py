@@ -133,17 +133,18 @@ def sweep_verb(arguments: Sequence[str]) -> None:
     base = named(known.recipe) if known.recipe else Recipe()
     if known.method:
         base = base.override({"method": known.method})
+    base = replace(base, out="runs/sweep")
     parser = Parser(prog="onecrop sweep", description=sweep_verb.__doc__, allow_abbrev=False)
     parser.add_argument("data", help="labelled data set or folder of classes")
     parser.add_argument("--recipe", metavar="NAME", help="start from a named recipe: " + ", ".join(RECIPES))
     parser.add_argument("--try", dest="tries", action="append", metavar="CHANGES", help='a run: "lr=0.1 dim=256"')
     parser.add_argument("--seeds", type=count, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help=PROBES)
-    add_fields(parser, replace(base, out="runs/sweep"))
+    add_fields(parser, base)
     values = vars(parser.parse(arguments))
     values.pop("recipe")
     tries, seeds = values.pop("tries") or [""], values.pop("seeds")
-    evaluations, out = values.pop("evaluations").split(","), Path(values.pop("out", "runs/sweep"))
+    evaluations, out = values.pop("evaluations").split(","), Path(values.pop("out", base.out))
     print("\n" + sweep(base.override(values), tries, seeds, out, evaluations).read_text("utf-8"))
 
 

@@ -27,9 +27,8 @@ def triton_works() -> bool:
     """Whether kernels can be made for a GPU here. torch brings Triton along on Linux alone, and Triton builds a part of
     itself at its first use, by a C compiler with Python's headers. Without it a GPU works as a CPU does, op by op."""
     compilers = (os.environ.get("CC"), which("gcc"), which("clang"))
-    headers = (
-        Path(sysconfig.get_paths("posix_prefix")["include"]) / "Python.h"
-    )  # Debian's own scheme names another place
+    include = sysconfig.get_paths("posix_prefix")["include"]  # Debian's own scheme names another place
+    headers = Path(include) / "Python.h"
     return find_spec("triton") is not None and any(compilers) and headers.exists()
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
+from onecrop.choices import LEAST_BATCH
 from onecrop.data import ImageSet, Loader
 from onecrop.data.images import fits
 from onecrop.device import free_memory
@@ -22,7 +23,6 @@ from onecrop.recipe import Recipe
 MOMENTS = {"adamw": 2}  # tensors that an optimiser keeps beside each weight, where it is not one
 MARGIN = 1.25  # by which a forecast may be off
 ROOM = 1.2  # times what is forecast has to be free for a batch that is chosen: for the head, the loss, and what is off
-SMALLEST = 16  # below that a batch is not halved: norms need some
 SAMPLE = 4  # images that go through a copy of the network to see what it keeps for its backward pass
 GROWTH = 4  # by which the work grows from one that is timed to the next
 
@@ -80,7 +80,7 @@ def fitting_batch(recipe: Recipe, network: Backbone, images: ImageSet, device: t
     saved = method.crops * _saved_per_image(network, min(SAMPLE, batch), torch.device("cpu"), recipe.image_size, dtype)
     fixed = 4 * _bytes(network.parameters())  # with gradients, momentum and short copies
     fixed += images.images.nbytes if fits(images.images.nbytes, device) else 0
-    while batch > SMALLEST:
+    while batch > LEAST_BATCH:
         tables = method.tables(recipe.settings, network.dim, len(images), batch, dtype)
         if fixed + (sum(tables.values()) + batch * saved) // processes <= free / ROOM:
             break

@@ -281,7 +281,7 @@ class Training:
             return
         tensors = own_state(tensors, self.method.shards, self.group)
         sums = restore_loop(tensors, "method", self.method, self.optimizer, self.run.checkpoint_file)
-        self.train_step.sums = {name: value.to(self.device, copy=True) for name, value in sums.items()}
+        self.train_step.sums = {name: value.to(self.device) for name, value in sums.items()}
 
     def _finish(self) -> None:
         facts = {

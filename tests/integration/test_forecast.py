@@ -9,14 +9,13 @@ import pytest
 import torch
 
 from onecrop import UserError, pretrain
-from onecrop.choices import resolve
+from onecrop.choices import LEAST_BATCH, resolve
 from onecrop.cli import main
 from onecrop.data import Loader, load
 from onecrop.data.sources import Request
 from onecrop.device import free_memory
 from onecrop.forecast import (
     MARGIN,
-    SMALLEST,
     describe_memory,
     fitting_batch,
     forecast_memory,
@@ -198,7 +197,7 @@ def test_a_batch_that_is_chosen_fits_into_the_gpus_memory(small_recipe, monkeypa
     assert found[0] == 128
     assert found[1] == 64
     assert found == sorted(found, reverse=True)
-    assert found[-1] == SMALLEST
+    assert found[-1] == LEAST_BATCH
     assert fitting_batch(recipe, network, images, CPU) == 128
 
 

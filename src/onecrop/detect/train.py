@@ -218,7 +218,7 @@ class Training:
         if not self.step:
             return
         sums = restore_loop(tensors, "model", self.model, self.optimizer, self.run.checkpoint_file)
-        self.sums = {name: value.to(self.device, copy=True) for name, value in sums.items()}
+        self.sums = {name: value.to(self.device) for name, value in sums.items()}
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:

@@ -122,10 +122,14 @@ def at_once(image_size: int, gpu: bool) -> int:
     return max(16, (GPU_PIXELS if gpu else CPU_PIXELS) // image_size**2)
 
 
+def short_on_a_gpu(x: Tensor) -> torch.autocast:
+    """Products in bfloat16 where x lies on a GPU that has it; a CPU's features are exact."""
+    return torch.autocast(x.device.type, torch.bfloat16, enabled=x.is_cuda and multiplies_bfloat16(x.device))
+
+
 def embed(backbone: nn.Module, x: Tensor) -> Tensor:
     parts = x.contiguous(memory_format=torch.channels_last).split(at_once(x.shape[-1], x.is_cuda))
-    short = x.is_cuda and multiplies_bfloat16(x.device)
-    with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=short):
+    with short_on_a_gpu(x):
         return torch.cat([backbone(part) for part in parts]).float()
 
 

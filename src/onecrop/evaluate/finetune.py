@@ -18,10 +18,10 @@ from torch import nn
 
 from onecrop.data import ImageSet
 from onecrop.data.sources import Labelled, Request
-from onecrop.device import choose_device, multiplies_bfloat16, seed_step, tune
+from onecrop.device import choose_device, seed_step, tune
 from onecrop.draws import draws, fold, shuffled
 from onecrop.errors import UserError, not_fatal
-from onecrop.evaluate.features import Probe, extract, labels_on, random_view
+from onecrop.evaluate.features import Probe, extract, labels_on, random_view, short_on_a_gpu
 from onecrop.evaluate.labels import load_with_labels
 from onecrop.evaluate.linear import linear_fast, new_classifier, score
 from onecrop.files import append_json_line, read_json_lines, sha256_of
@@ -166,7 +166,7 @@ def train_all(start: nn.Module, sets: Labelled, probe: Probe, budget: Budget) ->
         for group in optimizer.param_groups:
             group["lr"] = budget.lr * cosine(step, steps)
         seed_step(probe.seed, step)  # for layers that draw
-        with torch.autocast(x.device.type, dtype=torch.bfloat16, enabled=x.is_cuda and multiplies_bfloat16(x.device)):
+        with short_on_a_gpu(x):
             logits = classifier(net(x.contiguous(memory_format=torch.channels_last)))
         optimizer.zero_grad(set_to_none=True)
         F.cross_entropy(logits.float(), labels[index]).backward()

@@ -63,8 +63,8 @@ class Options:
         return table if self.recipe == "paper" else f"{table}-{self.recipe}"
 
     def title(self, name: str, table: Table) -> str:
-        """Of a table, with what stands in it for something else; a folder may hold the same data."""
-        others = [f"{other} for {one}" for one, other in self.use.items() if other in SOURCES or other in BACKBONES]
+        """Of a table, with what stands in it for something else."""
+        others = [f"{other} for {one}" for one, other in self.use.items() if _is_another(other)]
         return f"{self.result_name(name)}: {table.title}" + f" ({', '.join(others)})" * bool(others)
 
     def each_seed(self) -> Iterator["Options"]:
@@ -80,10 +80,10 @@ class Options:
         return self.use.get(name, name)
 
     def stands_in(self, cell: Cell) -> bool:
-        """Whether the number is of another data set or backbone than the paper's; a folder may hold the same data."""
+        """Whether the number is of another data set or backbone than the paper's."""
         names = [cell.measure.what, *([cell.training.data, cell.training.backbone] if cell.training else [])]
         others = [self.use[name] for name in names if name in self.use]
-        return any(other in SOURCES or other in BACKBONES for other in others)
+        return any(map(_is_another, others))
 
     def differences(self) -> list[str]:
         """In what the result is not the paper's experiment, for the reader of the table."""
@@ -101,3 +101,8 @@ class Options:
             said.append(f"{name} {value} in every run" + " of a method that has it" * (name not in hints(Recipe)))
         said += [f"{name} {value} in detection" for name, value in self.detect.items()]
         return said
+
+
+def _is_another(name: str) -> bool:
+    """Data set or backbone than the paper's, by its name; a folder may hold the same data."""
+    return name in SOURCES or name in BACKBONES
