@@ -49,6 +49,6 @@ def gallery(run: Path, path: Path, count: int = 8) -> Path:
     queries = np.array([np.flatnonzero(labels == c)[0] for c in range(len(test.classes))])
     probe = Probe(test.image_size, choose_device("auto"))
     unit = F.normalize(extract(load_backbone(run).to(probe.device), test, probe)).cpu().numpy()
-    found = nearest(unit @ unit.T, count)[queries]
+    found = nearest(unit, count)[0][queries]
     same = labels[found] == labels[queries][:, None]
     return plot_gallery(test.images[queries], test.images[found], same, path, test.classes)

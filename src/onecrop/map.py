@@ -32,7 +32,7 @@ PERPLEXITY = 30.0
 FEWEST = 5  # points that make a map
 SHEET_PIXELS = 12_000_000  # of all thumbnails: a few megabytes of WebP
 TILE = (24, 96)  # px a side of a thumbnail at least and at most
-BLOCK = 500  # pictures looked at together for duplicates
+BLOCK = 500  # pictures compared with all others at a time
 
 
 def report(
@@ -109,11 +109,10 @@ def make_map(
 
 def _write(folder: Path, images: ImageSet, features: NDArray[np.float32], asked: dict[str, Any]) -> None:
     unit = features / np.maximum(np.linalg.norm(features, axis=1, keepdims=True), 1e-12)
-    cosines = unit @ unit.T
     started = time.monotonic()
     places = place(unit, asked["seed"])
     seconds = time.monotonic() - started
-    near = nearest(cosines, NEIGHBOURS)
+    near, cosines = nearest(unit, NEIGHBOURS)
     repeats = find_repeats(images)
     sheet, tile = draw_sheet(images)
     (folder / MAP_FACTS).unlink(missing_ok=True)  # from here until it is written again the map is not whole
@@ -124,12 +123,12 @@ def _write(folder: Path, images: ImageSet, features: NDArray[np.float32], asked:
             file,
             places=places,
             neighbours=near,
-            cosines=np.take_along_axis(cosines, near, axis=1).astype(np.float32),
+            cosines=cosines,
             labels=np.full(len(images), -1) if images.labels is None else images.labels,
             aspect=images.true_aspect,
             files=np.array(images.files, str),
             repeats=repeats,
-            repeat_cosines=cosines[repeats[:, 0], repeats[:, 1]].astype(np.float32),
+            repeat_cosines=(unit[repeats[:, 0]] * unit[repeats[:, 1]]).sum(1),
         )
     facts = {
         "asked": asked,
@@ -171,11 +170,20 @@ def tsne_class() -> Any:
     return from_extra("sklearn.manifold", "report", "maps need scikit-learn").TSNE
 
 
-def nearest(cosines: NDArray[np.float32], count: int) -> NDArray[np.int32]:
-    """[N, count] rows, the nearest first, itself left out."""
-    others = cosines.copy()
-    np.fill_diagonal(others, -np.inf)
-    return np.argsort(-others, axis=1, kind="stable")[:, : min(count, len(cosines) - 1)].astype(np.int32)
+def nearest(unit: NDArray[np.float32], count: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """[N, count] rows, the nearest first, itself left out, and their cosines; nothing of size N×N is held."""
+    count = min(count, len(unit) - 1)
+    rows = np.empty((len(unit), count), np.int32)
+    cosines = np.empty((len(unit), count), np.float32)
+    for start in range(0, len(unit), BLOCK):
+        found = unit[start : start + BLOCK] @ unit.T  # [BLOCK, N]
+        own = np.arange(len(found))
+        found[own, start + own] = -np.inf
+        near = np.sort(np.argpartition(-found, count - 1, axis=1)[:, :count], axis=1)  # by row, then by cosine
+        order = np.argsort(-np.take_along_axis(found, near, axis=1), axis=1, kind="stable")
+        near = np.take_along_axis(near, order, axis=1)
+        rows[start : start + BLOCK], cosines[start : start + BLOCK] = near, np.take_along_axis(found, near, axis=1)
+    return rows, cosines
 
 
 def find_repeats(images: ImageSet) -> NDArray[np.int32]:

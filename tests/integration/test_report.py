@@ -11,7 +11,7 @@ import pytest
 
 from onecrop import Recipe, evaluate, pretrain
 from onecrop.cli import main
-from onecrop.map import find_repeats, main_axes, make_map, nearest, place, report
+from onecrop.map import BLOCK, find_repeats, main_axes, make_map, nearest, place, report
 from onecrop.methods.sid import SidSettings
 from onecrop.report.reading import read_run
 from tests.pictures import write_pictures
@@ -197,7 +197,13 @@ def test_bad_input_is_one_sentence(runs, tmp_path, capsys, monkeypatch):
 
 def test_neighbours_axes_and_repeats():
     unit = np.array([[1, 0], [0.8, 0.6], [0, 1], [-1, 0]], np.float32)
-    assert nearest(unit @ unit.T, 2).tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
+    rows, cosines = nearest(unit, 2)
+    assert rows.tolist() == [[1, 2], [0, 2], [1, 0], [2, 1]]
+    np.testing.assert_allclose(cosines, np.take_along_axis(unit @ unit.T, rows, axis=1), atol=1e-6)
+    unit = np.random.default_rng(0).normal(size=(2 * BLOCK + 3, 4)).astype(np.float32)  # over borders of blocks
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    whole = unit @ unit.T - 3 * np.eye(len(unit), dtype=np.float32)
+    assert (nearest(unit, 5)[0] == np.argsort(-whole, axis=1)[:, :5]).mean() > 0.999  # equal but for rounding
     assert np.allclose(np.abs(main_axes(unit)).sum(), np.abs(main_axes(unit[::-1])).sum())
     from onecrop.data.shapes import shapes
 
