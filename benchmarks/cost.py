@@ -25,6 +25,7 @@ import numpy as np
 import torch
 from measuring import result_file, save, synchronise
 
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.compare import member
 from onecrop.data.images import ImageSet, Loader
@@ -34,7 +35,6 @@ from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.reproduce.numbers import CIFAR_RESULT
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method
 
 ROWS = (10_000, 30_000, 100_000, 300_000, 1_000_000)  # N for --against-n
 

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms import v2
 
 from onecrop.augment import MEAN, STD
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.data.images import ImageSet, Loader
 from onecrop.data.shapes import shapes
@@ -32,7 +33,6 @@ from onecrop.nets import build_backbone, mlp
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method
 
 
 class Files(Dataset):

@@ -299,6 +299,7 @@ def count() -> None:
     import torch
     import torch.distributed as dist
 
+    from onecrop.build import build_method
     from onecrop.choices import resolve
     from onecrop.data import Loader, load
     from onecrop.data.sources import Request
@@ -307,7 +308,6 @@ def count() -> None:
     from onecrop.optim import OPTIMIZERS
     from onecrop.recipe import Recipe
     from onecrop.step import TrainStep
-    from onecrop.train import build_method
 
     received = dict.fromkeys(("all_reduce", "all_gather_into_tensor", "all_to_all_single"), 0.0)
     with joined() as group:

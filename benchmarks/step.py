@@ -20,6 +20,7 @@ import torch
 from measuring import save, synchronise
 from torch.utils.flop_counter import FlopCounterMode
 
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.data import images as data_images
 from onecrop.data.images import ImageSet, Loader
@@ -29,7 +30,6 @@ from onecrop.methods import Method
 from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method
 
 
 def milliseconds(work, repeats: int = 20, capture: bool = True) -> float:

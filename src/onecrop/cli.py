@@ -95,7 +95,7 @@ def scan_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--out", default="scan", help="folder for the list of files and the contact sheet [scan]")
     parser.add_argument("--json", metavar="FILE|-", help="everything as JSON, to a file or to standard output")
     group = parser.add_argument_group("what to forecast")
-    for name in ("method", "backbone", "image_size", "batch_size", "epochs", "drop_duplicates", "device"):
+    for name in ("method", "backbone", "image_size", "batch_size", "epochs", "minutes", "drop_duplicates", "device"):
         add_field(group, name, hints(Recipe)[name])
     values = vars(parser.parse(arguments))
     out, json_to = Path(values.pop("out")), values.pop("json")

@@ -28,6 +28,7 @@ _NOT_NEGATIVE = ("0 or more", lambda x: 0 <= x < float("inf"))
 # What a number may be, by field name, for the recipe and for every method's settings.
 RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "epochs": _COUNT,
+    "minutes": _POSITIVE,
     "warmup_epochs": _NOT_NEGATIVE,
     "batch_size": ("at least 2", lambda x: x >= 2),  # batch norm needs two
     "image_size": ("between 8 and 4096", lambda x: 8 <= x <= 4096),
@@ -87,6 +88,7 @@ class Recipe:
     stem: Annotated[Stem | None, "first layers: small keeps the resolution of small images"] = None
     image_size: Annotated[int | None, "pixels the network sees"] = None
     epochs: Annotated[int | None, "passes over the data"] = None
+    minutes: Annotated[float | None, "train about so long: the epochs that fit, at most --epochs"] = None
     batch_size: Annotated[int | None, "images a step"] = None
     optimizer: Annotated[Literal["muon", "sgd", "adamw", "lars"] | None, "how weights move"] = None
     lr: Annotated[float | None, "peak learning rate"] = None
@@ -144,8 +146,15 @@ class Recipe:
 
     def completed(self, begun: "Recipe") -> "Recipe":
         """What is open here as it was chosen in `begun`: a run goes on as it was, on whatever device."""
-        here, there = self.flat(), begun.flat()
+        here, there = self._left_open(begun), begun.flat()
         return self.override({name: there[name] for name in here if here[name] is None and there.get(name) is not None})
+
+    def _left_open(self, begun: "Recipe") -> dict[str, Any]:
+        """flat(), with None for epochs that only bound the minutes, where those of `begun` are within them."""
+        fields = self.flat()
+        if self.minutes is not None and (begun.epochs or 0) <= (self.epochs or 0):
+            fields["epochs"] = None
+        return fields
 
     def agreed(self, group: Group) -> "Recipe":
         """As the first process has it: it alone may have seen the run folder."""
@@ -156,7 +165,7 @@ class Recipe:
 
         None in `wanted` leaves the choice open: whatever was chosen here will do.
         """
-        here, there = self.flat(), wanted.flat()
+        here, there = self.flat(), wanted._left_open(self)
         return {
             name: (here.get(name), there[name])
             for name in there

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from onecrop.build import build_method, build_network
 from onecrop.choices import choose_image_size, resolve, settle
 from onecrop.data import ImageSet, Loader
 from onecrop.data.images import fits
@@ -18,11 +19,11 @@ from onecrop.files import write_atomically
 from onecrop.forecast import fitting_batch, forecast_memory, forecast_seconds, timed
 from onecrop.losses.instance import loss_bytes
 from onecrop.optim import OPTIMIZERS
+from onecrop.pace import epochs_within
 from onecrop.recipe import Recipe
 from onecrop.report.scan import draw_contact_sheet, scan_text, sheet_names, write_findings
 from onecrop.report.sheet import PICTURE
 from onecrop.step import TrainStep
-from onecrop.train import build_method, build_network
 
 FIRST_BATCH = 8  # images of the first step that is timed
 LONGEST_STEP = 10.0  # seconds that the images of a timed step may take, unless less is asked for
@@ -58,7 +59,7 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
     size = recipe.image_size or 224
     shape = (3, stored_size(size), stored_size(size))
     whole = ImageSet(recipe.data, np.broadcast_to(np.uint8(0), (num_images, *shape)), image_size=size)
-    left_open = recipe.batch_size is None
+    left_open, open_epochs = recipe.batch_size is None, recipe.epochs is None
     recipe = resolve(recipe, whole, device)
     if left_open:
         recipe = replace(recipe, batch_size=fitting_batch(recipe, build_network(recipe), whole, device))
@@ -71,6 +72,9 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
     step, timed = None, ""
     if tables <= TABLES_TO_TRY:
         step, timed = _seconds_a_step(recipe, few, num_images, device, longest_step)
+        if recipe.minutes is not None:
+            fitting = epochs_within(recipe.minutes, step * (num_images // batch_size), recipe.settings)
+            epochs = fitting if open_epochs else min(epochs, fitting)
     return {
         "run": f"{recipe.method}, {recipe.backbone} at {recipe.image_size} px, batch {recipe.batch_size}",
         "device": describe(device),

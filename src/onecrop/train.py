@@ -1,15 +1,17 @@
 """Pretraining: the loop, from a recipe to a run folder with a backbone in it."""
 
+import copy
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 from shlex import quote
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
+from onecrop.build import build_method, build_network, share_batch_norm
 from onecrop.checkpoint import loop_state, read_means, restore_loop
 from onecrop.choices import Choice, choose_all, choose_image_size, describe_choices, settle
 from onecrop.data import Loader, load
@@ -26,12 +28,11 @@ from onecrop.forecast import (
     need_memory,
     need_step,
 )
-from onecrop.methods import METHODS, Method
-from onecrop.nets import build_backbone
+from onecrop.methods import Method
 from onecrop.nets.backbones import Backbone, module_name
-from onecrop.nets.norms import share_norms
-from onecrop.nets.weights import hash_weights, start_from
+from onecrop.nets.weights import hash_weights
 from onecrop.optim import OPTIMIZERS, cosine, hold_learning_rate
+from onecrop.pace import fitting_epochs
 from onecrop.progress import EpochClock, Progress, duration, interruptible
 from onecrop.recipe import Recipe
 from onecrop.runs import Onlooker, Run, provenance
@@ -86,14 +87,27 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
             sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
     assert recipe.batch_size is not None
     loader = Loader(images, recipe.batch_size, device, recipe.seed, group)
-    method = build_method(recipe, len(images), network)
-    if group.size > 1 and recipe.sync_batch_norm:
-        share_norms(method, group, recipe.batch_size, device)
-    elif group.size > 1 and recipe.batch_size < 2 * group.size:
-        raise UserError(f"--sync-batch-norm false: a batch of {recipe.batch_size} leaves a process one image; raise it")
-    training = Training(recipe, run, loader, method, sets)
-    need_step(training.forecast, recipe.batch_size, device)
-    run.need_room(checkpoint_bytes(recipe, method))
+
+    def prepared(recipe: Recipe, network: Backbone) -> Training:
+        method = build_method(recipe, len(images), network)
+        share_batch_norm(method, recipe, device)
+        training = Training(recipe, run, loader, method, sets)
+        need_step(training.forecast, loader.batch_size, device)
+        return training
+
+    if recipe.minutes is not None and not group.said_by(0, run.recipe_file.exists()):
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the run's own draws come after it
+            trial = prepared(replace(recipe, compile=False), copy.deepcopy(network))
+            fitting = fitting_epochs(trial.train_step, recipe.minutes)
+        if "epochs" in chosen or fitting.value < trial.epochs:
+            chosen["epochs"] = fitting
+            reopened = replace(recipe, epochs=fitting.value, compile=None if "compile" in chosen else recipe.compile)
+            chosen |= choose_all(reopened, images, device)  # whether to compile hangs on the number of steps
+            recipe = settle(reopened, chosen).agreed(group)
+        del trial
+        reset_peak_memory(device)
+    training = prepared(recipe, network)
+    run.need_room(checkpoint_bytes(recipe, training.method))
     sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
     with run.exclusively():
         run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)
@@ -107,27 +121,6 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
         training.restore()
         training.run_to_end()
     return run.folder
-
-
-def build_network(recipe: Recipe, given: nn.Module | None = None) -> Backbone:
-    """The backbone a run starts from, a function of the recipe's seed, or the module that was given."""
-    assert recipe.image_size is not None, "the recipe is not resolved"
-    assert recipe.backbone is not None
-    torch.manual_seed(recipe.seed)
-    network = build_backbone(recipe.backbone, recipe.stem, recipe.image_size, given)
-    if recipe.weights:
-        start_from(network, recipe.weights, recipe.backbone, recipe.stem)
-    return network
-
-
-def build_method(recipe: Recipe, num_images: int, network: Backbone | None = None) -> Method:
-    """The untrained method; its own draws follow those of `build_network`, which is called here where it was not."""
-    network = build_network(recipe) if network is None else network
-    assert recipe.image_size is not None, "the recipe is not resolved"
-    assert recipe.precision is not None
-    build = cast(Any, METHODS[recipe.method])
-    dtype = getattr(torch, recipe.precision)
-    return cast(Method, build(recipe.settings, network, num_images, recipe.image_size, dtype))
 
 
 class Training:

@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from onecrop import Recipe, pretrain
+from onecrop.build import build_method, build_network
 from onecrop.choices import resolve
 from onecrop.data import Loader, load
 from onecrop.data.sources import Request
@@ -17,7 +18,6 @@ from onecrop.nets import BACKBONES
 from onecrop.nets.backbones import feature_map
 from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
 from onecrop.recipe import hints
-from onecrop.train import build_method, build_network
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}

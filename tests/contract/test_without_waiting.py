@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 
 import onecrop.losses
 from onecrop import Recipe, muon
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.data import Batch
 from onecrop.data.images import ImageSet, Loader
@@ -25,7 +26,6 @@ from onecrop.methods.sid import Sid
 from onecrop.optim import OPTIMIZERS, hold_learning_rate
 from onecrop.recipe import hints
 from onecrop.step import TrainStep
-from onecrop.train import build_method
 from tests.contract.test_methods import SMALL
 
 pytestmark = pytest.mark.skipif(not torch.backends.cuda.is_built(), reason="this torch was built without CUDA")

@@ -17,6 +17,7 @@ import torch
 from onecrop import Recipe, pretrain
 from onecrop.augment import central_crop
 from onecrop.bank import MemoryBank
+from onecrop.build import build_method, build_network
 from onecrop.choices import resolve
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Request
@@ -32,7 +33,6 @@ from onecrop.optim import OPTIMIZERS, optimizer_tensors, restore_optimizer
 from onecrop.progress import Progress
 from onecrop.recipe import hints
 from onecrop.step import TrainStep
-from onecrop.train import build_method, build_network
 
 CPU = torch.device("cpu")
 knn = sys.modules["onecrop.evaluate.knn"]  # the package has a function of that name

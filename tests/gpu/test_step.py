@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 
 from onecrop import Recipe
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.data.images import ImageSet, Loader
 from onecrop.device import tune
@@ -16,7 +17,6 @@ from onecrop.muon import _orthogonalise_in_parallel
 from onecrop.optim import OPTIMIZERS, hold_learning_rate
 from onecrop.recipe import hints
 from onecrop.step import WARM_UP, TrainStep
-from onecrop.train import build_method
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about what is not ours
 CUDA = torch.device("cuda")

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from onecrop import UserError, pretrain
+from onecrop.build import build_method, build_network
 from onecrop.choices import LEAST_BATCH, resolve
 from onecrop.cli import main
 from onecrop.data import Loader, load
@@ -25,7 +26,6 @@ from onecrop.forecast import (
 from onecrop.methods import METHODS
 from onecrop.runs import Run
 from onecrop.step import TrainStep
-from onecrop.train import build_method, build_network
 from tests.contract.test_methods import build
 
 CPU = torch.device("cpu")
@@ -155,9 +155,9 @@ def test_a_batch_smaller_than_the_sample():
 @pytest.mark.parametrize(("backbone", "count", "dim"), [("resnet18", 20_000, 2048), ("tiny", 100_000, 256)])
 def test_memory_comes_within_a_fifth(backbone, count, dim):
     from onecrop import Recipe
+    from onecrop.build import build_method
     from onecrop.choices import resolve
     from onecrop.optim import OPTIMIZERS
-    from onecrop.train import build_method
 
     device = torch.device("cuda")
     images = load("shapes", request=Request(subset=512))

@@ -11,11 +11,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from onecrop import UserError, pretrain
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.cli import main
 from onecrop.data import load
 from onecrop.nets import build_backbone
-from onecrop.train import build_method
 
 
 @pytest.fixture

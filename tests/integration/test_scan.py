@@ -11,6 +11,7 @@ import torch
 from PIL import Image
 
 from onecrop import Recipe
+from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.cli import main
 from onecrop.data import Loader, load
@@ -19,7 +20,6 @@ from onecrop.data.sources import Request
 from onecrop.forecast import forecast_memory
 from onecrop.methods.sid import SidSettings
 from onecrop.survey import forecast, survey
-from onecrop.train import build_method
 from tests.pictures import FORMATS, encoded, picture, write_pictures
 
 SMALL = SidSettings(dim=16, hidden=32)

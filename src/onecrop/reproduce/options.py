@@ -14,7 +14,7 @@ from onecrop.reproduce.tables import NAMES, Cell, Table, Training
 
 # fields that --change and --detect may not set: rows would not be what the table says they are
 DECIDED = {
-    "change": ("method", "data", "backbone", "seed", "out"),
+    "change": ("method", "data", "backbone", "minutes", "seed", "out"),
     "detect": ("weights", "set", "data", "scale", "out"),
 }
 
