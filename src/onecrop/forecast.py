@@ -127,7 +127,8 @@ def _saved_per_image(backbone: nn.Module, count: int, device: torch.device, imag
     mine = {p.data_ptr() for p in copied.parameters()}
     seen: dict[int, int] = {}
 
-    def note(tensor: Tensor) -> Tensor:
+    def note(saved: Tensor) -> Tensor:
+        tensor = saved.detach()  # with its history a layer's result would hold itself, and stay for good
         if tensor.data_ptr() not in mine and tensor.numel() >= SAMPLE:
             seen[tensor.untyped_storage().data_ptr()] = tensor.nbytes
             kept.append(tensor)  # alive until counted, or another tensor would take its address

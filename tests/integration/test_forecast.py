@@ -1,5 +1,6 @@
 """A forecast is worth printing if it comes true."""
 
+import gc
 import os
 import sys
 from dataclasses import replace
@@ -53,6 +54,18 @@ def test_the_forecast_leaves_the_run_as_it_was():
     forecast_memory(made, loader, 16, torch.float32)
     for name, value in made.state_dict().items():
         assert torch.equal(value, before[name]), name
+
+
+def test_a_run_leaves_nothing_in_memory(small_recipe):
+    """Every run of a comparison would add its own, which no collector finds: the forecast's pass has a history."""
+
+    def alive():
+        gc.collect()
+        return {id(x) for x in gc.get_objects() if type(x) in (torch.Tensor, torch.nn.Parameter) and x.numel() > 1000}
+
+    before = alive()
+    pretrain(small_recipe)
+    assert alive() <= before
 
 
 @pytest.mark.parametrize("method", METHODS)
