@@ -13,16 +13,16 @@ LEAST_TRIED = 3
 
 
 def fitting_epochs(trial: TrainStep, minutes: float) -> Choice:
-    """Its steps change no weight, but fill a bank and an optimiser. Of several processes all make as many."""
-    loader, taken, enough = trial.loader, list[float](), False
+    """Its steps change no weight, but fill a bank and an optimiser. Several processes make as many, by one's clock."""
+    loader, group, taken, enough = trial.loader, trial.method.group, list[float](), False
     while not enough:
         was_ready = trial.ready
         seconds = timed(lambda: trial(len(taken), 0.0, 0.0), loader.device)
         if was_ready:
             taken.append(seconds)
         slow = len(taken) >= LEAST_TRIED and sum(taken) > 60 * minutes * TRIAL_SHARE
-        (enough,) = trial.method.group.any(slow or len(taken) == TRIED_STEPS)
-    a_step = statistics.median(taken[1:])  # the first one prepares much
+        (enough,) = group.any(slow or len(taken) == TRIED_STEPS)
+    a_step = group.said_by(0, statistics.median(taken[1:]))  # the first one prepares much
     epochs = epochs_within(minutes, a_step * loader.batches_per_epoch, trial.method.settings)
     fits = "what fits" if epochs > 1 else "the least, whether or not it fits"
     return Choice(epochs, f"{fits} into {minutes:g} minutes at {loader.batch_size / a_step:,.0f} images/s")

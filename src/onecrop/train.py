@@ -98,10 +98,10 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     if recipe.minutes is not None and not group.said_by(0, run.recipe_file.exists()):
         with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the run's own draws come after it
             trial = prepared(replace(recipe, compile=False), copy.deepcopy(network))
-            fitting = fitting_epochs(trial.train_step, recipe.minutes)
-        if "epochs" in chosen or fitting.value < trial.epochs:
-            chosen["epochs"] = fitting
-            reopened = replace(recipe, epochs=fitting.value, compile=None if "compile" in chosen else recipe.compile)
+            within = fitting_epochs(trial.train_step, recipe.minutes)
+        if "epochs" in chosen or within.value < trial.epochs:
+            chosen["epochs"] = within
+            reopened = replace(recipe, epochs=within.value, compile=None if "compile" in chosen else recipe.compile)
             chosen |= choose_all(reopened, images, device)  # whether to compile hangs on the number of steps
             recipe = settle(reopened, chosen).agreed(group)
         del trial
