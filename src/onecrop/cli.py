@@ -16,7 +16,7 @@ from onecrop.data import SOURCES
 from onecrop.distributed import joined, world
 from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
-from onecrop.flags import Parser, add_field, add_fields, at_home, count
+from onecrop.flags import Parser, add_field, add_fields, add_settings, at_home, count
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, hints, named_values
@@ -104,9 +104,11 @@ def scan_verb(arguments: Sequence[str]) -> None:
 
 def compare_verb(arguments: Sequence[str]) -> None:
     """train and score several methods, backbones and seeds; one table"""
-    parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False)
+    first = Parser(add_help=False, allow_abbrev=False)
+    first.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(METHODS)} [all]")
+    known, _ = first.parse_known_args(arguments)
+    parser = Parser(prog="onecrop compare", description=compare_verb.__doc__, allow_abbrev=False, parents=[first])
     parser.add_argument("data", help="labelled data set or folder of classes")
-    parser.add_argument("--methods", default=",".join(METHODS), help=f"of: {', '.join(METHODS)} [all]")
     parser.add_argument("--backbones", default="resnet18", help=f"of: {', '.join(TABLES['backbones'])} [resnet18]")
     parser.add_argument("--seeds", type=count, default=1, help="runs of each [1]")
     parser.add_argument("--with", dest="evaluations", default="knn,linear-fast", help=PROBES)
@@ -115,10 +117,11 @@ def compare_verb(arguments: Sequence[str]) -> None:
     for name, hint in hints(Recipe).items():
         if name not in ("data", "out", "method", "backbone", "settings"):
             add_field(group, name, hint)
+    add_settings(parser, known.methods.split(","))
     values = vars(parser.parse(arguments))
     names = {key: values.pop(key).split(",") for key in ("methods", "backbones", "evaluations")}
     seeds, out = values.pop("seeds"), Path(values.pop("out"))
-    base = Recipe().override(values)
+    base = Recipe().override({name: value for name, value in values.items() if name in hints(Recipe)})
     values.pop("seed", None)  # the first of the seeds
     print("\n" + compare(base, **names, seeds=seeds, out=out, overrides=values).read_text("utf-8"))
     print(f"{out}/comparison.md, .csv, .tex, .png")

@@ -39,15 +39,20 @@ def compare(
     """Train and score every combination below `out` -> the table's Markdown file.
 
     A method starts from its recipe for small images, where it has one, and keeps that recipe's batch size; `overrides`
-    are recipe fields that hold for all.
+    are recipe fields that hold for all, and settings that hold for the methods that have them.
     """
     for name in methods:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
+    overrides, fields = overrides or {}, {method: member(base, method, {}).flat() for method in methods}
+    for name in overrides:
+        if not any(name in known for known in fields.values()):
+            raise unknown("field", name, {name: None for known in fields.values() for name in known})
     members = {}
     for backbone in backbones:
         for method in methods:
-            recipe = member(base, method, overrides or {}).override({"backbone": backbone})
+            changes = {name: value for name, value in overrides.items() if name in fields[method]}
+            recipe = member(base, method, changes).override({"backbone": backbone})
             for seed in range(base.seed, base.seed + seeds):
                 members[f"{method}-{backbone.replace('/', '-')}-{seed}"] = recipe.override({"seed": seed})
     return run_all(members, out, evaluations)

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from onecrop.choices import CHOICES
 from onecrop.errors import UserError
+from onecrop.methods import METHODS
 from onecrop.recipe import Recipe, describe_hint, flag, hints
 
 OPEN = {*CHOICES, "image_size"}  # fields that are chosen where nobody says them
@@ -53,6 +54,16 @@ def add_fields(parser: Parser, base: Recipe) -> None:
                 default = getattr(part, name)
                 unsaid = "auto" if name in OPEN else "none"
                 add_field(group, name, hint, f" [{unsaid if default is None else default}]")
+
+
+def add_settings(parser: Parser, methods: Sequence[str]) -> None:
+    """A flag for every setting that one of these methods has."""
+    group = parser.add_argument_group("settings of methods: each holds for those that have it")
+    settings: dict[str, Any] = {}
+    for method in methods:
+        settings |= hints(METHODS[method].Settings) if method in METHODS else {}
+    for name, hint in settings.items():
+        add_field(group, name, hint)
 
 
 def add_field(group: argparse._ActionsContainer, name: str, hint: Any, default: str = "") -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from onecrop import Recipe, pretrain
 from onecrop.cli import main
-from onecrop.compare import member, not_taken
-from onecrop.errors import StoppedError
+from onecrop.compare import compare, member, not_taken
+from onecrop.errors import StoppedError, UserError
 from onecrop.files import read_json_lines
 from onecrop.methods import METHODS
 from onecrop.report.comparison import add_to_plan, as_csv, cell, collect, latex, markdown
@@ -284,3 +284,19 @@ def test_cells_and_tables():
     parsed = list(csv.DictReader(as_csv(rows).splitlines()))
     assert parsed[0]["knn std"] == "1.25"
     assert json.loads(parsed[0]["minutes"]) == 1234.5
+
+
+def test_settings_go_to_the_methods_that_have_them(tmp_path, capsys):
+    """A head for a laptop, in one word for all; a queue, which one of them has."""
+    arguments = ["compare", "shapes", "--methods", "sid,moco", "--with", "knn", "--out", str(tmp_path), *SMALL]
+    assert main([*arguments, "--hidden", "24", "--queue-size", "64"]) == 0
+    sid, moco = (
+        json.loads((tmp_path / f"{name}-tiny-0" / "recipe.json").read_text())["settings"] for name in ("sid", "moco")
+    )
+    assert (sid["hidden"], moco["hidden"], moco["queue_size"]) == (24, 24, 64)
+    assert "queue_size" not in sid
+    capsys.readouterr()
+    assert main([*arguments, "--bottleneck", "64"]) == 1  # SimSiam's, which is not among them
+    assert "unknown argument --bottleneck" in capsys.readouterr().err
+    with pytest.raises(UserError, match="unknown field 'bottleneck'"):
+        compare(Recipe(data="shapes"), ["sid"], ["tiny"], 1, tmp_path / "other", overrides={"bottleneck": 64})
