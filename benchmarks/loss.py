@@ -3,31 +3,31 @@
     python benchmarks/loss.py [--out docs/benchmarks/loss.json] [--picture docs/benchmarks/loss.png]
 
 The floor of a row is the products alone, in the same blocks and the same run: two where the cosines are kept (N small),
-three where they are recomputed. Both are captured as graphs, as in training.
+three where they are recomputed. On a GPU both are captured as graphs, as in training.
 """
 
 import argparse
 import json
 import statistics
+import time
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from measuring import save
 
-from onecrop.device import choose_device, describe
+from onecrop.device import choose_device, choose_precision, describe
 from onecrop.losses import instance, instance_loss, sqrt_kl
 
 SETTINGS = {"temperature": 0.2, "kl_temperature": 1.0, "kl_weight": 20.0}
 ON_GPU = [(10**4, 2048), (50_000, 2048), (10**5, 2048), (300_000, 2048), (1_281_167, 2048)]
 ON_GPU += [(10**4, 256), (50_000, 256), (300_000, 256), (1_281_167, 256), (14_000_000, 256)]
-ON_CPU = [(1000, 256), (10_000, 256)]
+ON_CPU = [(5000, 128), (50_000, 128), (500_000, 128)]
 
 
 def milliseconds(work, repeats=7) -> float:
     if not torch.cuda.is_available():
-        import time
-
+        work()
         times = []
         for _ in range(repeats):
             started = time.perf_counter()
@@ -67,7 +67,7 @@ def extra_memory(work) -> int | None:
 
 
 def measure(num_images: int, dim: int, batch: int, device: torch.device) -> dict:
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    dtype = getattr(torch, choose_precision(device))
     rows = torch.empty(num_images, dim, device=device, dtype=dtype)
     for part in rows.split(500_000):
         part.copy_(F.normalize(torch.randn(part.shape, device=device, dtype=dtype), dim=1))
@@ -75,14 +75,13 @@ def measure(num_images: int, dim: int, batch: int, device: torch.device) -> dict
     target = torch.arange(batch, device=device)
     operand = z.detach().to(dtype)
     dense = batch * num_images <= instance.DENSE_ELEMENTS
-    width = num_images if dense else instance.BLOCK_ELEMENTS // batch
 
     def products() -> None:
-        for block in rows.split(width):
-            c = operand @ block.T
+        for block in instance._blocks(batch, num_images, device):
+            c = operand @ rows[block].T
             if not dense:
-                c = operand @ block.T
-            c @ block
+                c = operand @ rows[block].T
+            c @ rows[block]
 
     def streamed() -> None:
         out = instance_loss(z, rows, target, **SETTINGS)
@@ -117,7 +116,7 @@ def picture(rows: list[dict], path: Path) -> None:
     for number, (key, label) in enumerate(
         (("products_ms", "matrix products"), ("loss_ms", "ours"), ("dense_autograd_ms", "dense autograd"))
     ):
-        for dim, line in ((2048, "-"), (256, "--")):
+        for dim, line in zip(sorted({row["dim"] for row in rows}, reverse=True), ("-", "--"), strict=False):
             kept = [row for row in rows if row.get(key) and row["dim"] == dim]
             x, y = [r["images"] for r in kept], [r[key] for r in kept]
             axis.plot(x, y, line, color=f"C{number}", marker="o", label=f"{label}, D = {dim}")
@@ -130,7 +129,7 @@ def picture(rows: list[dict], path: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batch-size", type=int, default=512)
+    parser.add_argument("--batch-size", type=int, help="[512; on a CPU 128]")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--picture", type=Path, help="draw the rows of --out, which may lie there already")
     args = parser.parse_args()
@@ -139,8 +138,9 @@ def main() -> None:
         return
     device = choose_device("auto")
     rows = []
-    for num_images, dim in ON_GPU if device.type == "cuda" else ON_CPU:
-        rows.append(measure(num_images, dim, args.batch_size, device))
+    gpu = device.type == "cuda"
+    for num_images, dim in ON_GPU if gpu else ON_CPU:
+        rows.append(measure(num_images, dim, args.batch_size or (512 if gpu else 128), device))
         print(json.dumps(rows[-1]), flush=True)
     result = {"device": describe(device), "torch": torch.__version__, "rows": rows}
     save(result, args.out)

@@ -68,12 +68,14 @@ def run(z, rows, **more):
     return instance_loss(z, rows, TARGET, temperature=T, kl_temperature=T_KL, **more)
 
 
-# All at once, in blocks with a last short one, and one row at a time.
-@pytest.fixture(params=[None, 8 * B, B], ids=["dense", "blocks", "row by row"])
+# All at once; in blocks with a last short one, whose cosines are kept or computed again; one row at a time.
+@pytest.fixture(params=[(None, None), (None, 8 * B), (0, 8 * B), (0, B)], ids=["dense", "kept", "blocks", "row by row"])
 def block(request, monkeypatch):
-    if request.param:
-        monkeypatch.setattr(instance, "DENSE_ELEMENTS", 0)
-        monkeypatch.setattr(instance, "BLOCK_ELEMENTS", request.param)
+    dense, cached = request.param
+    if dense is not None:
+        monkeypatch.setattr(instance, "DENSE_ELEMENTS", dense)
+    if cached is not None:
+        monkeypatch.setattr(instance, "CACHED_ELEMENTS", cached)
 
 
 @pytest.mark.usefixtures("block")

@@ -16,6 +16,7 @@ twice, block by block, and nothing of size B×N is ever held. For the same reaso
 each reads its own ones for all images, the statistics of all are put together, and each adds its part of dz.
 """
 
+import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -29,9 +30,10 @@ KL = Literal["sqrt", "l1", "l2", "none"]
 # ∂/∂q of each variant, as a multiple of π(q − E)
 KL_SLOPE: dict[str, float] = {"sqrt": 0.5, "l1": 1.0, "l2": -0.5, "none": 0.0}
 # Cosines held at a time (64 MiB in float32). Up to DENSE in all they are computed once and kept; beyond that they are
-# recomputed block by block.
+# recomputed block by block. On a CPU a block is what its caches hold: its numbers are gone through a dozen times.
 DENSE_ELEMENTS = 2**26
 BLOCK_ELEMENTS = 2**24
+CACHED_ELEMENTS = 2**18
 # The cosine of a row that is left out: its exponential is 0, and no difference of two turns into nan as with −inf.
 LEFT_OUT = -1e30
 
@@ -144,8 +146,8 @@ def _read(
         from onecrop.losses.kernels import add_statistics, slopes
     else:
         add_statistics, slopes = _add_statistics, _slopes
-    blocks = _blocks(len(z), len(rows))
-    dense = len(blocks) == 1
+    blocks = _blocks(len(z), len(rows), z.device)
+    kept: list[Tensor] | None = [] if len(z) * len(rows) <= DENSE_ELEMENTS else None
 
     operand = z.to(rows.dtype)
 
@@ -158,12 +160,14 @@ def _read(
     for block in blocks:
         c = cosines(block)
         add_statistics(c, block.start, best, nearest, sums, t, t_kl)
+        if kept is not None:
+            kept.append(c)
     best, sums, hit = _put_together(best, sums, best, nearest == target, target, t, t_kl, group)
     normalisers = _normalisers(best, sums, t, t_kl)
     slope = None if kl == "none" else KL_SLOPE[kl]
     dz: list[Tensor] = []
-    for block in blocks:
-        c = c if dense else cosines(block)
+    for number, block in enumerate(blocks):
+        c = cosines(block) if kept is None else kept[number]
         parts = slopes(c, normalisers, t, t_kl, slope, kl_weight, rows.dtype)
         parts = [_product(part, rows[block], z.dtype) for part in parts]
         dz = [total.add_(part) for total, part in zip(dz, parts, strict=True)] if dz else parts
@@ -205,15 +209,20 @@ def loss_bytes(batch: int, num_rows: int, dim: int, dtype: torch.dtype, device: 
 
         if sweep.takes(dim, dtype, 1.0):
             return 0
-    block = _blocks(batch, num_rows)[0]
-    return batch * (block.stop - block.start) * (4 + dtype.itemsize)
+    block = _blocks(batch, num_rows, device)[0]
+    width = block.stop - block.start
+    kept = num_rows if batch * num_rows <= DENSE_ELEMENTS else width
+    return batch * (4 * kept + dtype.itemsize * width)
 
 
-def _blocks(batch: int, num_rows: int) -> list[slice]:
-    """The bank in blocks of rows: one, where all cosines may be held at a time."""
+def _blocks(batch: int, num_rows: int, device: torch.device) -> list[slice]:
+    """The bank in blocks of rows: on a GPU one, where all cosines may be held at a time."""
     if not num_rows:
         return []
-    width = num_rows if batch * num_rows <= DENSE_ELEMENTS else max(1, BLOCK_ELEMENTS // batch)
+    if device.type == "cpu":
+        width = max(1, CACHED_ELEMENTS // batch)
+    else:
+        width = num_rows if batch * num_rows <= DENSE_ELEMENTS else max(1, BLOCK_ELEMENTS // batch)
     return [slice(start, min(start + width, num_rows)) for start in range(0, num_rows, width)]
 
 
@@ -234,13 +243,13 @@ def related(
             out, total = sweep.neighbours(own, rows, target, t)
             return (group.sum(out) / group.sum(total)[:, None]).to(dtype)
     total, out = torch.zeros(len(own), dtype=dtype, device=own.device), torch.zeros_like(own, dtype=dtype)
-    for block in _blocks(len(own), len(rows)):
+    for block in _blocks(len(own), len(rows), own.device):
         c = _product(own, rows[block].T, dtype)
         place = torch.arange(block.start, block.stop, device=own.device)
         left_out = place == target[:, None]
         if mask is not None:
             left_out = left_out | mask[..., block]
-        e = ((c - 1) / t).exp().masked_fill_(left_out, 0)
+        e = c.sub_(1).div_(t).exp_().masked_fill_(left_out, 0)
         total += e.sum(-1)
         out += _product(e, rows[block], dtype)
     return group.sum(out) / group.sum(total)[:, None]
@@ -259,17 +268,23 @@ def _add_statistics(c: Tensor, first: int, best: Tensor, nearest: Tensor, sums: 
     best: the highest cosine h so far [B]; nearest: its row [B]; sums [4, B]: Σe^s, Σe^q, Σe^(q/2), Σ(c − h)·e^q, all
     relative to h.
     """
-    highest, where = c.max(-1)
-    nearest.copy_(torch.where(highest > best, where + first, nearest))
+    highest = c.amax(-1)
+    if c.is_cuda:  # which must not be waited for
+        nearest.copy_(torch.where(highest > best, c.argmax(-1) + first, nearest))
+    else:
+        higher = (highest > best).nonzero()[:, 0]
+        nearest[higher] = c[higher].argmax(-1) + first
     new = torch.maximum(best, highest)
     shift, below = best - new, c - new[:, None]
     sums *= torch.stack([(shift / t).exp(), (shift / t_kl).exp(), (shift / (2 * t_kl)).exp(), (shift / t_kl).exp()])
     sums[3] += sums[1] * shift
-    e_q = (below / t_kl).exp()
-    sums[0] += (below / t).exp().sum(-1)
-    sums[1] += e_q.sum(-1)
-    sums[2] += (below / (2 * t_kl)).exp().sum(-1)
-    sums[3] += (below * e_q).sum(-1)
+    e = (below / t).exp_()
+    sums[0] += e.sum(-1)
+    e = torch.div(below, 2 * t_kl, out=e).exp_()
+    sums[2] += e.sum(-1)
+    e.square_()  # e^q
+    sums[1] += e.sum(-1)
+    sums[3] += torch.linalg.vecdot(below, e)
     best.copy_(new)
 
 
@@ -290,9 +305,12 @@ def _slopes(
 ) -> list[Tensor]:
     """∂/∂c of Σp-part of the cross-entropy and of the KL term, as one where kl_weight is known -> [B, n] each."""
     lse_s, lse_q, _, mean_q = (x[:, None] for x in normalisers)
-    ce = (c / t - lse_s).exp() / t
+    ce = (c / t).sub_(lse_s + math.log(t)).exp_()
     if slope is None:
         return [ce.to(dtype)]
     q = c / t_kl
-    kl = slope / t_kl * (q - lse_q).exp() * (q - mean_q)
-    return [ce.to(dtype), kl.to(dtype)] if kl_weight is None else [(ce + kl_weight * kl).to(dtype)]
+    p = (q - lse_q).exp_()
+    kl = q.sub_(mean_q).mul_(p)
+    if kl_weight is None:
+        return [ce.to(dtype), kl.mul_(slope / t_kl).to(dtype)]
+    return [ce.add_(kl, alpha=kl_weight * slope / t_kl).to(dtype)]
