@@ -80,7 +80,8 @@ class Tiny(nn.Module):
         return x
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.features(x).mean((2, 3))
+        # With channels innermost, as they lie: over the outer two, backward takes six times as long on a CPU.
+        return self.features(x).permute(0, 2, 3, 1).flatten(1, 2).mean(1)
 
 
 class Pixels(nn.Module):
