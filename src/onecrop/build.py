@@ -39,7 +39,9 @@ def share_batch_norm(method: Method, recipe: Recipe, device: torch.device) -> No
     """Of several processes: statistics of the whole batch, unless the recipe says that each has its own."""
     group, batch_size = method.group, recipe.batch_size
     assert batch_size is not None, "the recipe is not resolved"
-    if group.size > 1 and recipe.sync_batch_norm:
+    if group.size == 1:
+        return
+    if recipe.sync_batch_norm:
         share_norms(method, group, batch_size, device)
-    elif batch_size < 2 * group.size and group.size > 1:
+    elif batch_size < 2 * group.size:
         raise UserError(f"--sync-batch-norm false: a batch of {batch_size} leaves a process one image; raise it")

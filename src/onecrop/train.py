@@ -11,26 +11,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from onecrop.build import build_method, build_network, share_batch_norm
+from onecrop.build import build_method, share_batch_norm
 from onecrop.checkpoint import loop_state, read_means, restore_loop
-from onecrop.choices import Choice, choose_all, choose_image_size, describe_choices, settle
-from onecrop.data import Loader, load
-from onecrop.data.sources import Labelled, load_labelled
-from onecrop.device import choose_device, describe, peak_memory, reset_peak_memory, triton_works, tune
+from onecrop.device import choose_device, peak_memory, reset_peak_memory, tune
 from onecrop.distributed import joined, own_state, restarted, whole_state, world
-from onecrop.errors import StoppedError, UserError
+from onecrop.errors import StoppedError
 from onecrop.evaluate import Probe, run_probe
-from onecrop.forecast import (
-    checkpoint_bytes,
-    describe_memory,
-    fitting_batch,
-    forecast_memory,
-    need_memory,
-    need_step,
-)
-from onecrop.methods import Method
-from onecrop.nets.backbones import Backbone, module_name
-from onecrop.nets.weights import hash_weights
+from onecrop.forecast import checkpoint_bytes, describe_memory, forecast_memory, need_step
+from onecrop.nets.backbones import module_name
+from onecrop.opening import Opening, open_run
 from onecrop.optim import OPTIMIZERS, cosine, hold_learning_rate
 from onecrop.pace import fitting_epochs
 from onecrop.progress import EpochClock, Progress, duration, interruptible
@@ -62,71 +51,42 @@ def pretrain(recipe: Recipe, *, resume: bool = False, backbone: nn.Module | None
     if resume and run.recipe_file.exists():
         recipe = recipe.completed(run.recipe())
     run.refuse(recipe, resume)
-    if recipe.compile and device.type == "cuda" and not triton_works():
-        raise UserError(
-            "--compile true takes Triton, a C compiler and Python's headers, which are not all here: drop it"
-        )
-    chosen = choose_image_size(recipe, device)
-    recipe = settle(recipe, chosen).agreed(group)
-    with group.by_turns():
-        images = load(recipe.data, "train", recipe.request())
-    images.need_same(group)
-    chosen |= choose_all(recipe, images, device)
-    recipe = settle(recipe, chosen).agreed(group)
-    begun = group.said_by(0, run.checkpoint_file.exists())  # then the weights to start from are behind us
-    network = build_network(replace(recipe, weights=None) if begun else recipe, backbone)
-    need_memory(recipe, network.dim, len(images), device, group.size)
-    if "batch_size" in chosen:
-        fitting = fitting_batch(recipe, network, images, device, group.size)
-        if fitting != recipe.batch_size:
-            chosen["batch_size"] = Choice(fitting, "a larger one does not fit into the GPU's free memory")
-        recipe = settle(recipe, chosen).agreed(group)
-    sets = None
-    if recipe.probe_every:
-        with group.by_turns():
-            sets = load_labelled(recipe.data, recipe.request())  # now, not after the first epoch: it may have no labels
-    assert recipe.batch_size is not None
-    loader = Loader(images, recipe.batch_size, device, recipe.seed, group)
-
-    def prepared(recipe: Recipe, network: Backbone) -> Training:
-        method = build_method(recipe, len(images), network)
-        share_batch_norm(method, recipe, device)
-        training = Training(recipe, run, loader, method, sets)
-        need_step(training.forecast, loader.batch_size, device)
-        return training
-
+    # a run that has a checkpoint has the weights to start from behind it
+    opening = open_run(recipe, device, backbone, begun=group.said_by(0, run.checkpoint_file.exists()))
     if recipe.minutes is not None and not group.said_by(0, run.recipe_file.exists()):
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the run's own draws come after it
-            trial = prepared(replace(recipe, compile=False), copy.deepcopy(network))
-            within = fitting_epochs(trial.train_step, recipe.minutes)
-        if "epochs" in chosen or within.value < trial.epochs:
-            chosen["epochs"] = within
-            reopened = replace(recipe, epochs=within.value, compile=None if "compile" in chosen else recipe.compile)
-            chosen |= choose_all(reopened, images, device)  # whether to compile hangs on the number of steps
-            recipe = settle(reopened, chosen).agreed(group)
-        del trial
-        reset_peak_memory(device)
-    training = prepared(recipe, network)
-    run.need_room(checkpoint_bytes(recipe, training.method))
-    sha256 = hash_weights(recipe.weights, str(recipe.backbone)) if recipe.weights and not begun else None
+        opening = _within_minutes(opening, run)
+    training = Training(opening, run)
+    run.need_room(checkpoint_bytes(opening.recipe, training.method))
     with run.exclusively():
-        run.begin(recipe, provenance(recipe, images.fingerprint, len(images), device, sha256, group.size), resume)
-        for line in describe_choices(chosen):
+        images, facts = opening.images, (device, opening.weights_sha256, group.size)
+        run.begin(opening.recipe, provenance(opening.recipe, images.fingerprint, len(images), *facts), resume)
+        for line in opening.describe():
             run.say(line)
-        run.say(
-            f"{recipe.data}: {len(images):,} images at {recipe.image_size} px; "
-            f"{recipe.backbone}, {recipe.stem or 'its own'} stem; {recipe.method}, {recipe.optimizer} lr {recipe.lr:g}"
-            f"; {f'{group.size} × ' * (group.size > 1)}{describe(device)}, {recipe.precision}"
-        )
         training.restore()
         training.run_to_end()
     return run.folder
 
 
+def _within_minutes(opening: Opening, run: Run) -> Opening:
+    """With the epochs that fit, by a trial on a copy of the network."""
+    recipe, device = opening.recipe, opening.loader.device
+    assert recipe.minutes is not None
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):  # the run's own draws come after it
+        copied = opening._replace(recipe=replace(recipe, compile=False), network=copy.deepcopy(opening.network))
+        trial = Training(copied, run)
+        within = fitting_epochs(trial.train_step, recipe.minutes)
+    if "epochs" in opening.chosen or within.value < trial.epochs:
+        opening = opening.with_epochs(within)
+    del trial
+    reset_peak_memory(device)
+    return opening
+
+
 class Training:
     """The state of a run: network, bank, optimiser, step, and the sums of the epoch under way."""
 
-    def __init__(self, recipe: Recipe, run: Run, loader: Loader, method: Method, sets: Labelled | None = None) -> None:
+    def __init__(self, opening: Opening, run: Run) -> None:
+        recipe, loader, self.sets = opening.recipe, opening.loader, opening.sets
         assert recipe.lr is not None
         assert recipe.weight_decay is not None
         assert recipe.optimizer is not None
@@ -134,10 +94,11 @@ class Training:
         assert recipe.batch_size is not None
         self.recipe, self.run, self.loader, self.device = recipe, run, loader, loader.device
         self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
-        self.sets = sets  # what probes along the way are scored on
         assert recipe.image_size is not None
         assert recipe.precision is not None
         self.peak_lr, self.image_size, self.dtype = recipe.lr, recipe.image_size, getattr(torch, recipe.precision)
+        method = build_method(recipe, loader.num_images, opening.network)
+        share_batch_norm(method, recipe, self.device)
         self.method, self.group = method.to(self.device).to(memory_format=torch.channels_last), method.group
         lr = torch.tensor(self.peak_lr, device=self.device)
         self.optimizer = OPTIMIZERS[recipe.optimizer].build(
@@ -151,6 +112,7 @@ class Training:
         fast = self.device.type == "cuda"
         self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast, bool(recipe.compile))
         self.forecast = forecast_memory(self.method, loader, self.image_size, self.dtype)
+        need_step(self.forecast, self.batch_size, self.device)
         self.step = 0
 
     def run_to_end(self) -> None:

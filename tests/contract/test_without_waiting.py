@@ -20,7 +20,7 @@ from onecrop.build import build_method
 from onecrop.choices import resolve
 from onecrop.data import Batch
 from onecrop.data.images import ImageSet, Loader
-from onecrop.losses import instance
+from onecrop.losses import plain
 from onecrop.methods import METHODS
 from onecrop.methods.sid import Sid
 from onecrop.optim import OPTIMIZERS, hold_learning_rate
@@ -58,7 +58,6 @@ class OnDevice(TorchDispatchMode):
 def pretended(monkeypatch):
     """No kernels, no streams, and a backward pass that leaves gradients of the right shape."""
     monkeypatch.setattr(onecrop.losses, "sweep", SimpleNamespace(takes=lambda *_: False), raising=False)
-    plain = SimpleNamespace(add_statistics=instance._add_statistics, slopes=instance._slopes)
     monkeypatch.setitem(sys.modules, "onecrop.losses.kernels", plain)
     monkeypatch.setattr(muon, "_compiled", lambda function: function)
     monkeypatch.setattr(muon, "_orthogonalise_in_parallel", lambda stacks: [muon.orthogonalise(x) for x in stacks])

@@ -215,7 +215,7 @@ def test_a_batch_that_is_chosen_fits_into_the_gpus_memory(small_recipe, monkeypa
 
 
 def test_a_smaller_batch_is_said_with_its_reason(small_recipe, monkeypatch, capsys):
-    monkeypatch.setattr("onecrop.train.fitting_batch", lambda *_: 16)
+    monkeypatch.setattr("onecrop.opening.fitting_batch", lambda *_: 16)
     pretrain(small_recipe.override({"batch_size": None, "epochs": 1}))
     assert "--batch-size 16: a larger one does not fit into the GPU's free memory" in capsys.readouterr().out
     said = small_recipe.override({"epochs": 1, "out": small_recipe.out + "-said"})  # batches of 64

@@ -89,7 +89,7 @@ def test_a_run_goes_on_where_its_photographs_lie_elsewhere(photos, tmp_path, kil
 
 
 def test_a_folder_that_is_taken_is_refused_before_any_photograph_is_decoded(photos, refused, monkeypatch):
-    monkeypatch.setattr("onecrop.train.load", lambda *_: pytest.fail("the photographs were read"))
+    monkeypatch.setattr("onecrop.opening.load", lambda *_: pytest.fail("the photographs were read"))
     assert "exists and is not overwritten: choose another --out" in refused("pretrain", photos, "--out", photos)
 
 

@@ -16,28 +16,28 @@ from onecrop.losses import instance
 CHECK = """
 import torch
 import torch.nn.functional as F
-from onecrop.losses import instance, kernels
+from onecrop.losses import kernels, plain
 
 torch.manual_seed(0)
 z, rows = (F.normalize(torch.randn(n, 16), dim=1) for n in (3, 9001))
 c = z @ rows.T
-c[0, 5] = c[1, 4096:8192] = instance.LEFT_OUT  # a row, and a whole tile, left out
+c[0, 5] = c[1, 4096:8192] = plain.LEFT_OUT  # a row, and a whole tile, left out
 states = []
-for add in (instance._add_statistics, kernels.add_statistics):
-    best, sums = torch.full((3,), instance.LEFT_OUT), torch.zeros(4, 3)
+for add in (plain.add_statistics, kernels.add_statistics):
+    best, sums = torch.full((3,), plain.LEFT_OUT), torch.zeros(4, 3)
     nearest = torch.zeros(3, dtype=torch.int64)
     for start in (0, 5000):  # two blocks, none a multiple of the tile
         add(c[:, start : start + 5000].contiguous(), start, best, nearest, sums, 0.2, 0.7)
     states.append((best, nearest, sums))
-for plain, fused in zip(*states, strict=True):
-    torch.testing.assert_close(fused, plain, rtol=1e-4, atol=1e-5)
-normalisers = instance._normalisers(states[0][0], states[0][2], 0.2, 0.7)
+for eager, fused in zip(*states, strict=True):
+    torch.testing.assert_close(fused, eager, rtol=1e-4, atol=1e-5)
+normalisers = plain.normalisers(states[0][0], states[0][2], 0.2, 0.7)
 for slope in (None, 0.5, -0.5):
     for weight in (None, 20.0):
         arguments = (c, normalisers, 0.2, 0.7, slope, weight, torch.float32)
-        plain, fused = instance._slopes(*arguments), kernels.slopes(*arguments)
-        assert len(plain) == len(fused) == (2 if slope and weight is None else 1)
-        for a, b in zip(plain, fused, strict=True):
+        eager, fused = plain.slopes(*arguments), kernels.slopes(*arguments)
+        assert len(eager) == len(fused) == (2 if slope and weight is None else 1)
+        for a, b in zip(eager, fused, strict=True):
             torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-8)
 print("equal")
 """
@@ -46,25 +46,25 @@ print("equal")
 SWEEP = """
 import torch
 import torch.nn.functional as F
-from onecrop.losses import instance, sweep
+from onecrop.losses import instance, plain, sweep
 
 torch.manual_seed(0)
 for batch, count, dim in ((3, 700, 32), (70, 64, 64), (130, 333, 32)):  # tiles and parts that do not divide
     z, rows = (F.normalize(torch.randn(n, dim), dim=1) for n in (batch, count))  # its bfloat16 is broken
     target = torch.randperm(count)[:batch] if batch <= count else torch.arange(batch) % count
     c = z @ rows.T
-    best, sums = torch.full((batch,), instance.LEFT_OUT), torch.zeros(4, batch)
+    best, sums = torch.full((batch,), plain.LEFT_OUT), torch.zeros(4, batch)
     nearest = torch.zeros(batch, dtype=torch.int64)
-    instance._add_statistics(c, 0, best, nearest, sums, 0.2, 0.7)
-    plain = instance._normalisers(best, sums, 0.2, 0.7)
+    plain.add_statistics(c, 0, best, nearest, sums, 0.2, 0.7)
+    eager = plain.normalisers(best, sums, 0.2, 0.7)
     other, sums = sweep.statistics(z, rows, target, 0.2, 0.7)
-    fused = instance._normalisers(torch.ones(batch), sums, 0.2, 0.7)
-    for a, b in zip(plain, fused, strict=True):
+    fused = plain.normalisers(torch.ones(batch), sums, 0.2, 0.7)
+    for a, b in zip(eager, fused, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(other, c.scatter(1, target[:, None], -2.0).amax(1), rtol=1e-4, atol=1e-4)
     for slope, weight in ((0.5, 20.0), (None, None)):
-        expected = instance._slopes(c, plain, 0.2, 0.7, slope, weight, torch.float32)[0] @ rows
-        dz = sweep.gradient(z, rows, plain, 0.2, 0.7, 0.0 if slope is None else slope * weight / 0.7)
+        expected = plain.slopes(c, eager, 0.2, 0.7, slope, weight, torch.float32)[0] @ rows
+        dz = sweep.gradient(z, rows, eager, 0.2, 0.7, 0.0 if slope is None else slope * weight / 0.7)
         assert (dz - expected).norm() < 1e-4 * expected.norm()
     expected = instance.related(rows.double(), target, 0.1, None, torch.float64)
     out, total = sweep.neighbours(rows[target], rows, target, 0.1)
@@ -76,7 +76,7 @@ print("equal")
 PARTS = """
 import torch
 import torch.nn.functional as F
-from onecrop.losses import instance, sweep
+from onecrop.losses import instance, plain, sweep
 
 class Group:  # of two processes; what each of them has is heard first, and then put together
     size, heard = 2, []
@@ -91,7 +91,7 @@ z, rows = (F.normalize(torch.randn(n, 32), dim=1) for n in (batch, count))
 target = torch.tensor([4, 299, 130, 129, 77])
 z[0], z[1] = rows[4], rows[299]  # two of them are their rows: a hit on either process
 whole, sums = sweep.statistics(z, rows, target, 0.2, 0.7)
-expected = instance._normalisers(torch.ones(batch), sums, 0.2, 0.7)
+expected = plain.normalisers(torch.ones(batch), sums, 0.2, 0.7)
 halves = [(rows[:first], torch.where(target < first, target, -1)),
           (rows[first:], torch.where(target >= first, target - first, -1))]
 group = Group()
@@ -101,7 +101,7 @@ for _ in range(2):
         cosine = (z * half[place]).sum(-1)
         one, sums, hit = instance._put_together(
             torch.ones(batch), sums, torch.maximum(best, cosine), cosine > best, place, 0.2, 0.7, group)
-found = instance._normalisers(one, sums, 0.2, 0.7)
+found = plain.normalisers(one, sums, 0.2, 0.7)
 for a, b in zip(expected, found, strict=True):
     torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-4)
 assert hit.tolist() == [True, True, False, False, False]

@@ -16,7 +16,6 @@ twice, block by block, and nothing of size B×N is ever held. For the same reaso
 each reads its own ones for all images, the statistics of all are put together, and each adds its part of dz.
 """
 
-import math
 from typing import Literal, NamedTuple
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from onecrop.device import triton_works
 from onecrop.distributed import ALONE, Group
+from onecrop.losses import plain
 
 KL = Literal["sqrt", "l1", "l2", "none"]
 # ∂/∂q of each variant, as a multiple of π(q − E)
@@ -34,8 +34,6 @@ KL_SLOPE: dict[str, float] = {"sqrt": 0.5, "l1": 1.0, "l2": -0.5, "none": 0.0}
 DENSE_ELEMENTS = 2**26
 BLOCK_ELEMENTS = 2**24
 CACHED_ELEMENTS = 2**18
-# The cosine of a row that is left out: its exponential is 0, and no difference of two turns into nan as with −inf.
-LEFT_OUT = -1e30
 
 
 class Relation(NamedTuple):
@@ -139,13 +137,13 @@ def _read(
             if group.size > 1:
                 best = torch.maximum(best, cosine)
             one, sums, hit = _put_together(one, sums, best, hit, target, t, t_kl, group)
-            normalisers = _normalisers(one, sums, t, t_kl)
+            normalisers = plain.normalisers(one, sums, t, t_kl)
             factor = KL_SLOPE[kl] / t_kl * (kl_weight or 0.0)
             return normalisers, hit, [group.sum(sweep.gradient(operand, rows, normalisers, t, t_kl, factor))]
     if z.is_cuda and triton_works() and z.dtype == torch.float32:
         from onecrop.losses.kernels import add_statistics, slopes
     else:
-        add_statistics, slopes = _add_statistics, _slopes
+        add_statistics, slopes = plain.add_statistics, plain.slopes
     blocks = _blocks(len(z), len(rows), z.device)
     kept: list[Tensor] | None = [] if len(z) * len(rows) <= DENSE_ELEMENTS else None
 
@@ -153,9 +151,9 @@ def _read(
 
     def cosines(block: slice) -> Tensor:
         c = _product(operand, rows[block].T, z.dtype)
-        return c if mask is None else c.masked_fill(mask[..., block], LEFT_OUT)
+        return c if mask is None else c.masked_fill(mask[..., block], plain.LEFT_OUT)
 
-    best, sums = z.new_full((len(z),), LEFT_OUT), z.new_zeros(4, len(z))
+    best, sums = z.new_full((len(z),), plain.LEFT_OUT), z.new_zeros(4, len(z))
     nearest = torch.zeros(len(z), dtype=torch.int64, device=z.device)
     for block in blocks:
         c = cosines(block)
@@ -163,7 +161,7 @@ def _read(
         if kept is not None:
             kept.append(c)
     best, sums, hit = _put_together(best, sums, best, nearest == target, target, t, t_kl, group)
-    normalisers = _normalisers(best, sums, t, t_kl)
+    normalisers = plain.normalisers(best, sums, t, t_kl)
     slope = None if kl == "none" else KL_SLOPE[kl]
     dz: list[Tensor] = []
     for number, block in enumerate(blocks):
@@ -260,57 +258,3 @@ def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
     if a.is_cuda and b.dtype != dtype:
         return torch.mm(a.to(b.dtype), b, out_dtype=dtype)
     return (a.to(b.dtype) @ b).to(dtype)
-
-
-def _add_statistics(c: Tensor, first: int, best: Tensor, nearest: Tensor, sums: Tensor, t: float, t_kl: float) -> None:
-    """Add a block of cosines [B, n], which begins at row `first` of the bank, to what was read before it.
-
-    best: the highest cosine h so far [B]; nearest: its row [B]; sums [4, B]: Σe^s, Σe^q, Σe^(q/2), Σ(c − h)·e^q, all
-    relative to h.
-    """
-    highest = c.amax(-1)
-    if c.is_cuda:  # which must not be waited for
-        nearest.copy_(torch.where(highest > best, c.argmax(-1) + first, nearest))
-    else:
-        higher = (highest > best).nonzero()[:, 0]
-        nearest[higher] = c[higher].argmax(-1) + first
-    new = torch.maximum(best, highest)
-    shift, below = best - new, c - new[:, None]
-    sums *= torch.stack([(shift / t).exp(), (shift / t_kl).exp(), (shift / (2 * t_kl)).exp(), (shift / t_kl).exp()])
-    sums[3] += sums[1] * shift
-    e = (below / t).exp_()
-    sums[0] += e.sum(-1)
-    e = torch.div(below, 2 * t_kl, out=e).exp_()
-    sums[2] += e.sum(-1)
-    e.square_()  # e^q
-    sums[1] += e.sum(-1)
-    sums[3] += torch.linalg.vecdot(below, e)
-    best.copy_(new)
-
-
-def _normalisers(best: Tensor, sums: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """-> lse(s), lse(q), lse(q/2), E, each [B]."""
-    mean_q = (best + sums[3] / sums[1]) / t_kl
-    return sums[0].log() + best / t, sums[1].log() + best / t_kl, sums[2].log() + best / (2 * t_kl), mean_q
-
-
-def _slopes(
-    c: Tensor,
-    normalisers: tuple[Tensor, Tensor, Tensor, Tensor],
-    t: float,
-    t_kl: float,
-    slope: float | None,
-    kl_weight: float | None,
-    dtype: torch.dtype,
-) -> list[Tensor]:
-    """∂/∂c of Σp-part of the cross-entropy and of the KL term, as one where kl_weight is known -> [B, n] each."""
-    lse_s, lse_q, _, mean_q = (x[:, None] for x in normalisers)
-    ce = (c / t).sub_(lse_s + math.log(t)).exp_()
-    if slope is None:
-        return [ce.to(dtype)]
-    q = c / t_kl
-    p = (q - lse_q).exp_()
-    kl = q.sub_(mean_q).mul_(p)
-    if kl_weight is None:
-        return [ce.to(dtype), kl.mul_(slope / t_kl).to(dtype)]
-    return [ce.add_(kl, alpha=kl_weight * slope / t_kl).to(dtype)]
