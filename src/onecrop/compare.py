@@ -18,7 +18,7 @@ from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import locked, read_json_lines, write_atomically
 from onecrop.methods import METHODS
-from onecrop.recipe import Recipe, named_values
+from onecrop.recipe import Recipe, named_values, need_fields
 from onecrop.recipes import RECIPES, named
 from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
 from onecrop.runs import Run
@@ -44,26 +44,23 @@ def compare(
     for name in methods:
         if name not in METHODS:
             raise unknown("method", name, METHODS)
-    overrides, fields = overrides or {}, {method: member(base, method, {}).flat() for method in methods}
-    for name in overrides:
-        if not any(name in known for known in fields.values()):
-            raise unknown("field", name, {name: None for known in fields.values() for name in known})
+    overrides, recipes = overrides or {}, {method: member(base, method) for method in methods}
+    need_fields(overrides, recipes.values())
     members = {}
     for backbone in backbones:
-        for method in methods:
-            changes = {name: value for name, value in overrides.items() if name in fields[method]}
-            recipe = member(base, method, changes).override({"backbone": backbone})
+        for method, usual in recipes.items():
+            recipe = usual.override({**usual.having(overrides), "backbone": backbone})
             for seed in range(base.seed, base.seed + seeds):
                 members[f"{method}-{backbone.replace('/', '-')}-{seed}"] = recipe.override({"seed": seed})
     return run_all(members, out, evaluations)
 
 
-def member(base: Recipe, method: str, overrides: dict[str, Any]) -> Recipe:
+def member(base: Recipe, method: str) -> Recipe:
     """The recipe of a method in a comparison over the data of `base`."""
     small = f"{method}-small"
     recipe = named(small) if small in RECIPES else Recipe(method=method)
-    shared = {name: getattr(base, name) for name in ("data", "data_dir", "subset", "holdout", "epochs", "image_size")}
-    return recipe.override({**shared, **overrides})
+    shared = ("data", "data_dir", "subset", "holdout", "epochs", "image_size")
+    return recipe.override({name: getattr(base, name) for name in shared})
 
 
 def sweep(

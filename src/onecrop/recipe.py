@@ -5,7 +5,7 @@ fields; on the command line and in overrides the two stand side by side, by fiel
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin, get_type_hints
@@ -177,6 +177,11 @@ class Recipe:
         own = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "settings"}
         return own | dataclasses.asdict(self.settings)
 
+    def having(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """Those of `changes` whose field this recipe has: not every method has a head."""
+        fields = self.flat()
+        return {name: value for name, value in changes.items() if name in fields}
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -190,6 +195,14 @@ class Recipe:
 
     def request(self) -> Request:
         return Request(self.data_dir, self.image_size, self.subset, self.holdout, self.seed, self.drop_duplicates)
+
+
+def need_fields(names: Iterable[str], recipes: Iterable[Recipe]) -> None:
+    """Each must be a field of one of the recipes at least."""
+    known = {field: None for recipe in recipes for field in recipe.flat()}
+    for name in names:
+        if name not in known:
+            raise unknown("field", name, known)
 
 
 def flag(name: str) -> str:

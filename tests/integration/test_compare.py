@@ -91,9 +91,9 @@ def test_what_another_process_is_at_is_passed_over(tmp_path, capsys):
 
 def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):
     base = Recipe(data="shapes")
-    own = {method: member(base, method, {}).batch_size for method in METHODS}
+    own = {method: member(base, method).batch_size for method in METHODS}
     assert own == dict.fromkeys(METHODS, 512) | {"moco": 256, "npid": 128, "jigclu": 256}
-    assert {member(base, method, {"batch_size": "64"}).batch_size for method in METHODS} == {64}
+    assert {member(base, method).override({"batch_size": "64"}).batch_size for method in METHODS} == {64}
 
     out = tmp_path / "c"
     without = [a for a in SMALL if a not in ("--batch-size", "64", "--subset", "128")]
@@ -111,7 +111,7 @@ def test_members_keep_their_recipes_batch_unless_one_is_given(tmp_path):
 def test_a_method_without_a_recipe_of_its_own_is_compared_by_its_defaults(monkeypatch):
     """One file and one line in one table are all that a method takes."""
     monkeypatch.setitem(METHODS, "mine", METHODS["simclr"])
-    recipe = member(Recipe(data="digits", epochs=3), "mine", {"lr": 0.5})
+    recipe = member(Recipe(data="digits", epochs=3), "mine").override({"lr": 0.5})
     assert (recipe.method, recipe.data, recipe.epochs, recipe.lr) == ("mine", "digits", 3, 0.5)
     assert recipe.settings == METHODS["simclr"].Settings()
 

@@ -53,7 +53,7 @@ def test_mistakes_are_named(changes, message):
 def test_every_rival_has_a_recipe_for_small_images_and_compare_takes_it(method):
     recipe = named(f"{method}-small")
     assert (recipe.method, recipe.optimizer, recipe.epochs) == (method, "sgd", 400)
-    compared = member(Recipe(data="shapes", epochs=3), method, {})
+    compared = member(Recipe(data="shapes", epochs=3), method)
     assert (compared.data, compared.epochs) == ("shapes", 3)
     assert (compared.lr, compared.weight_decay, compared.settings) == (recipe.lr, recipe.weight_decay, recipe.settings)
 

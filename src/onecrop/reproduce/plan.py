@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from onecrop.detect.recipe import DetectRecipe
 from onecrop.errors import UserError, unknown
-from onecrop.recipe import Recipe
+from onecrop.recipe import Recipe, need_fields
 from onecrop.recipes import named
 from onecrop.reproduce.options import Options
 from onecrop.reproduce.tables import Cell, Measure, Table, Training
@@ -70,16 +70,10 @@ def _check_use(table: Table, options: Options) -> None:
 
 
 def _check_change(table: Table, options: Options) -> None:
-    trainings = (cell.training for cell in table.cells)
-    fields = {
-        name: None
-        for training in trainings
-        if training is not None and training.method != UNTRAINED and options.wants(training)
-        for name in _published(training, options).flat()
-    }
-    for name in options.change if fields else ():
-        if name not in fields:
-            raise unknown("field", name, fields)
+    trainings = [cell.training for cell in table.cells if cell.training is not None and options.wants(cell.training)]
+    recipes = [_published(training, options) for training in trainings if training.method != UNTRAINED]
+    if recipes:
+        need_fields(options.change, recipes)
 
 
 def recipe_of(training: Training, options: Options) -> Recipe:
@@ -140,9 +134,8 @@ def _changes(training: Training, options: Options) -> list[tuple[str, Any]]:
 
 
 def _asked(training: Training, options: Options) -> dict[str, str]:
-    """What --change sets, as far as the method has such a field: not every one has a head."""
-    fields = _published(training, options).flat()
-    return {name: value for name, value in options.change.items() if name in fields}
+    """What --change sets, as far as the method has such a field."""
+    return _published(training, options).having(options.change)
 
 
 def folder_name(parts: Sequence[str]) -> str:
