@@ -8,7 +8,7 @@ from torch import nn
 from onecrop.errors import UserError
 from onecrop.methods import METHODS, Method
 from onecrop.nets import build_backbone
-from onecrop.nets.backbones import Backbone
+from onecrop.nets.backbones import Backbone, features_length
 from onecrop.nets.norms import share_norms
 from onecrop.nets.weights import start_from
 from onecrop.recipe import Recipe
@@ -25,14 +25,25 @@ def build_network(recipe: Recipe, given: nn.Module | None = None) -> Backbone:
     return network
 
 
+def need_crops(recipe: Recipe, network: Backbone) -> None:
+    """Some networks are made for pictures of one size alone, and crops may have another."""
+    if recipe.crop_size == recipe.image_size:
+        return
+    try:
+        features_length(network, recipe.crop_size)
+    except UserError as error:
+        raise UserError(
+            f"--crop-resolution {recipe.crop_resolution:g} does not go with this network: {error}"
+        ) from error
+
+
 def build_method(recipe: Recipe, num_images: int, network: Backbone | None = None) -> Method:
     """The untrained method; its own draws follow those of `build_network`, which is called here where it was not."""
     network = build_network(recipe) if network is None else network
-    assert recipe.image_size is not None, "the recipe is not resolved"
-    assert recipe.precision is not None
+    assert recipe.precision is not None, "the recipe is not resolved"
     build = cast(Any, METHODS[recipe.method])
     dtype = getattr(torch, recipe.precision)
-    return cast(Method, build(recipe.settings, network, num_images, recipe.image_size, dtype))
+    return cast(Method, build(recipe.settings, network, num_images, recipe.crop_size, dtype))
 
 
 def share_batch_norm(method: Method, recipe: Recipe, device: torch.device) -> None:

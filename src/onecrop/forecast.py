@@ -72,12 +72,11 @@ def fitting_batch(recipe: Recipe, network: Backbone, images: ImageSet, device: t
     """The recipe's batch, halved until a step fits into what a GPU has free; on a CPU as it is."""
     assert recipe.precision is not None, "the recipe is not resolved"
     assert recipe.batch_size is not None
-    assert recipe.image_size is not None
     free, batch, dtype = free_memory(device), recipe.batch_size, getattr(torch, recipe.precision)
     if device.type != "cuda" or free is None:
         return batch
     method = METHODS[recipe.method]
-    saved = method.crops * _saved_per_image(network, min(SAMPLE, batch), torch.device("cpu"), recipe.image_size, dtype)
+    saved = method.crops * _saved_per_image(network, min(SAMPLE, batch), torch.device("cpu"), recipe.crop_size, dtype)
     fixed = 4 * _bytes(network.parameters())  # with gradients, momentum and short copies
     fixed += images.images.nbytes if fits(images.images.nbytes, device) else 0
     while batch > LEAST_BATCH:
@@ -95,14 +94,14 @@ def checkpoint_bytes(recipe: Recipe, method: Method) -> int:
     return _bytes(state.values()) + elsewhere + MOMENTS.get(str(recipe.optimizer), 1) * _bytes(method.parameters())
 
 
-def forecast_memory(method: Method, loader: Loader, image_size: int, dtype: torch.dtype) -> dict[str, int]:
+def forecast_memory(method: Method, loader: Loader, crop_size: int, dtype: torch.dtype) -> dict[str, int]:
     """Bytes on the device by kind; their sum is the peak to expect."""
     parameters = _bytes(method.parameters())
     bank = _bytes(b for name, b in method.named_buffers() if name.startswith("bank."))
     tables = method.tables(method.settings, method.backbone.dim, loader.num_images, loader.batch_size, dtype)
     parts = sum(tables.get(name, 0) for name in ("logits", "drawn rows")) // method.group.size
     count = min(SAMPLE, loader.part_size)
-    saved = _saved_per_image(method.backbone, count, loader.device, image_size, dtype)
+    saved = _saved_per_image(method.backbone, count, loader.device, crop_size, dtype)
     cosines = 0
     if bank and "drawn rows" not in tables:
         rows = method.get_buffer("bank.weight")
@@ -120,7 +119,7 @@ def _bytes(tensors: Iterable[Tensor]) -> int:
     return sum(t.nbytes for t in tensors)
 
 
-def _saved_per_image(backbone: nn.Module, count: int, device: torch.device, image_size: int, dtype: torch.dtype) -> int:
+def _saved_per_image(backbone: nn.Module, count: int, device: torch.device, crop_size: int, dtype: torch.dtype) -> int:
     """Bytes that autograd keeps of a forward pass, through a copy of the network: nothing of the run changes."""
     copied = copy.deepcopy(backbone).train()
     share_depth(copied, ALONE, 0)  # not the images of a step
@@ -135,7 +134,7 @@ def _saved_per_image(backbone: nn.Module, count: int, device: torch.device, imag
         return tensor
 
     kept: list[Tensor] = []
-    x = torch.zeros(count, 3, image_size, image_size, device=device)
+    x = torch.zeros(count, 3, crop_size, crop_size, device=device)
     x = x.contiguous(memory_format=torch.channels_last)
     with (
         torch.random.fork_rng([x.device] if x.is_cuda else []),  # layers that draw

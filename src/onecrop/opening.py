@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from onecrop.build import build_network
+from onecrop.build import build_network, need_crops
 from onecrop.choices import Choice, choose_all, choose_image_size, describe_choices, settle
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Labelled, load_labelled
@@ -41,7 +41,7 @@ class Opening(NamedTuple):
         recipe, processes = self.recipe, world().size
         return [
             *describe_choices(self.chosen),
-            f"{recipe.data}: {len(self.images):,} images at {recipe.image_size} px; "
+            f"{recipe.data}: {len(self.images):,} images at {recipe.image_size} px, crops at {recipe.crop_size}; "
             f"{recipe.backbone}, {recipe.stem or 'its own'} stem; {recipe.method}, {recipe.optimizer} lr {recipe.lr:g}"
             f"; {f'{processes} × ' * (processes > 1)}{describe(self.loader.device)}, {recipe.precision}",
         ]
@@ -62,6 +62,7 @@ def open_run(recipe: Recipe, device: torch.device, backbone: nn.Module | None, b
     chosen |= choose_all(recipe, images, device)
     recipe = settle(recipe, chosen).agreed(group)
     network = build_network(replace(recipe, weights=None) if begun else recipe, backbone)
+    need_crops(recipe, network)
     need_memory(recipe, network.dim, len(images), device, group.size)
     if "batch_size" in chosen:
         fitting = fitting_batch(recipe, network, images, device, group.size)

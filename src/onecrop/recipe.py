@@ -32,6 +32,7 @@ RANGES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "warmup_epochs": _NOT_NEGATIVE,
     "batch_size": ("at least 2", lambda x: x >= 2),  # batch norm needs two
     "image_size": ("between 8 and 4096", lambda x: 8 <= x <= 4096),
+    "crop_resolution": _SOME_SHARE,
     "subset": _COUNT,
     "holdout": _NOT_NEGATIVE,
     "seed": ("between 0 and 2^32 − 1", lambda x: 0 <= x < 2**32),
@@ -87,6 +88,7 @@ class Recipe:
     weights: Annotated[str | None, "start from a file in torchvision's keys, or from `torchvision`'s own"] = None
     stem: Annotated[Stem | None, "first layers: small keeps the resolution of small images"] = None
     image_size: Annotated[int | None, "pixels the network sees"] = None
+    crop_resolution: Annotated[float | None, "side of a training crop, as a share of the image size"] = None
     epochs: Annotated[int | None, "passes over the data"] = None
     minutes: Annotated[float | None, "train about so long: the epochs that fit, at most --epochs"] = None
     batch_size: Annotated[int | None, "images a step"] = None
@@ -192,6 +194,13 @@ class Recipe:
         content = dict(content)
         settings = content.pop("settings", {})
         return cls(method=content.get("method", "sid")).override({**content, **settings})
+
+    @property
+    def crop_size(self) -> int:
+        """Pixels of a training crop: a multiple of 4, which halves twice, or all of the image size."""
+        assert self.image_size is not None, "the recipe is not resolved"
+        side = max(8, 4 * round((self.crop_resolution or 1.0) * self.image_size / 4))
+        return self.image_size if self.crop_resolution == 1 else min(side, self.image_size)
 
     def request(self) -> Request:
         return Request(self.data_dir, self.image_size, self.subset, self.holdout, self.seed, self.drop_duplicates)

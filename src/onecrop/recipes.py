@@ -30,6 +30,7 @@ def paper() -> Recipe:
         lr=1.0,
         momentum=0.9,
         weight_decay=1e-4,
+        crop_resolution=1.0,
         settings=SidSettings(
             dim=2048,
             hidden=2048,
@@ -74,6 +75,7 @@ def _small(method: str, settings: Settings, lr: float, weight_decay: float = 1e-
         lr=lr,
         weight_decay=weight_decay,
         batch_size=batch_size,
+        crop_resolution=1.0,
     )
 
 
@@ -87,6 +89,7 @@ def sid_small() -> Recipe:
         optimizer="muon",
         lr=0.02,
         weight_decay=0.05,
+        crop_resolution=1.0,
         settings=SidSettings(dim=256, hidden=2048),
     )
 

@@ -76,7 +76,8 @@ def forecast(recipe: Recipe, num_images: int, longest_step: float = LONGEST_STEP
             fitting = epochs_within(recipe.minutes, step * (num_images // batch_size), recipe.settings)
             epochs = fitting if open_epochs else min(epochs, fitting)
     return {
-        "run": f"{recipe.method}, {recipe.backbone} at {recipe.image_size} px, batch {recipe.batch_size}",
+        "run": f"{recipe.method}, {recipe.backbone} at {recipe.image_size} px, crops at {recipe.crop_size}, "
+        f"batch {batch_size}",
         "device": describe(device),
         "images": num_images,
         "stored_size": shape[-1],
@@ -93,7 +94,7 @@ def _memory(recipe: Recipe, few: ImageSet, whole: ImageSet, device: torch.device
     dtype, count = getattr(torch, str(recipe.precision)), len(whole)
     method = build_method(recipe, len(few)).to(device)
     loader = Loader(few, len(few), device, recipe.seed)
-    memory = forecast_memory(method, loader, int(recipe.image_size or 0), dtype)
+    memory = forecast_memory(method, loader, recipe.crop_size, dtype)
     small, large = (
         method.tables(recipe.settings, method.backbone.dim, images, len(few), dtype) for images in (len(few), count)
     )

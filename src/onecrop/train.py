@@ -96,7 +96,7 @@ class Training:
         self.epochs, self.batch_size = recipe.epochs, recipe.batch_size
         assert recipe.image_size is not None
         assert recipe.precision is not None
-        self.peak_lr, self.image_size, self.dtype = recipe.lr, recipe.image_size, getattr(torch, recipe.precision)
+        self.peak_lr, self.image_size = recipe.lr, recipe.image_size
         method = build_method(recipe, loader.num_images, opening.network)
         share_batch_norm(method, recipe, self.device)
         self.method, self.group = method.to(self.device).to(memory_format=torch.channels_last), method.group
@@ -111,7 +111,8 @@ class Training:
         self.warmup_steps = round(recipe.warmup_epochs * self.steps_per_epoch)
         fast = self.device.type == "cuda"
         self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast, bool(recipe.compile))
-        self.forecast = forecast_memory(self.method, loader, self.image_size, self.dtype)
+        dtype = getattr(torch, recipe.precision)
+        self.forecast = forecast_memory(self.method, loader, recipe.crop_size, dtype)
         need_step(self.forecast, self.batch_size, self.device)
         self.step = 0
 

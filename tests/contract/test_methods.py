@@ -115,6 +115,18 @@ def test_the_backbone_runs_as_often_as_the_method_says(method):
     assert sum(seen) == images
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_crops_of_their_own_size(method):
+    """Training sees crops of three quarters of the image size, JigClu's patches of them too."""
+    made, loader = build(method, crop_resolution=0.75)
+    sides = set()
+    for name, net in made.named_children():
+        if "backbone" in name:
+            net.convs[0].register_forward_pre_hook(lambda module, inputs: sides.add(inputs[0].shape[2:]))
+    assert torch.isfinite(objective(made, loader.batch(0)))
+    assert sides == {(12, 12)}
+
+
 def test_the_first_lines_say_what_the_run_has(small_recipe, tmp_path, capsys):
     """A bank that is calibrated, where there is one, and strides that are not the network's usual ones."""
     for method, calibrate in (("sid", True), ("sid", False), ("pid", None)):

@@ -60,6 +60,16 @@ def test_networks_of_one_size_are_made_for_it(timm):
         build_backbone("timm/inception_v3", "standard", 32)
 
 
+def test_a_network_of_one_size_refuses_smaller_crops(small_recipe, tmp_path):
+    def flat():
+        return nn.Sequential(nn.Flatten(), nn.Linear(3 * 16 * 16, 8))
+
+    with pytest.raises(UserError, match=r"--crop-resolution 0.75 does not go with this network: Sequential does not"):
+        pretrain(small_recipe.override({"crop_resolution": 0.75}), backbone=flat())
+    assert not (tmp_path / "run").exists()
+    assert pretrain(small_recipe.override({"epochs": 1}), backbone=flat()).exists()
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mobilenetv3_small_050"])
 def test_jigclu_refuses_networks_without_a_map_of_their_features(timm, name):
     """Tokens, and a map whose channels grow after pooling."""

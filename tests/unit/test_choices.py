@@ -32,6 +32,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
     assert made == {
         "backbone": "resnet18",
         "stem": "small",
+        "crop_resolution": 1.0,
         "batch_size": 512,
         "epochs": 100,
         "optimizer": "muon",
@@ -100,6 +101,16 @@ def test_what_is_given_is_never_chosen():
 
 def test_methods_without_a_field_are_not_given_one():
     assert not {"dim", "hidden"} & set(choose(Recipe(method="npid").flat() | {"image_size": 32}, 9, False, "float32"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "share"),
+    [({}, 0.75), ({"image_size": 28}, 1.0), ({"backbone": "timm/x"}, 1.0), ({"backbone": "module/Mine"}, 1.0)],
+)
+def test_crops_on_a_cpu_are_smaller_where_there_is_resolution_to_lose(changes, share):
+    assert values(False, **changes)["crop_resolution"] == share
+    assert values(True, **changes)["crop_resolution"] == 1.0
+    assert "crop_resolution" not in values(False, crop_resolution=0.5, **changes)
 
 
 @pytest.mark.parametrize(

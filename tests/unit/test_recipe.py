@@ -58,6 +58,19 @@ def test_every_rival_has_a_recipe_for_small_images_and_compare_takes_it(method):
     assert (compared.lr, compared.weight_decay, compared.settings) == (recipe.lr, recipe.weight_decay, recipe.settings)
 
 
+@pytest.mark.parametrize(
+    ("image_size", "share", "side"),
+    [(32, 0.75, 24), (224, 0.75, 168), (64, 0.5, 32), (30, 0.75, 24), (8, 0.5, 8), (9, 0.99, 8), (30, 1, 30)],
+)
+def test_a_crops_side_is_a_multiple_of_four_or_all_of_the_image(image_size, share, side):
+    assert Recipe(image_size=image_size, crop_resolution=share).crop_size == side
+
+
+def test_recipes_that_are_compared_crop_alike():
+    """Those of the paper's tables: an advantage of one must not be the size of its crops."""
+    assert {named(name).crop_resolution for name in RECIPES if name == "paper" or name.endswith("-small")} == {1.0}
+
+
 def test_settings_of_another_type_are_refused():
     with pytest.raises(UserError, match="SidSettings"):
         Recipe(settings=METHODS["sid"].__mro__[1].Settings())  # the base settings

@@ -104,7 +104,7 @@ def _limits(recipe: dict[str, Any], provenance: dict[str, Any]) -> str:
         "## Limits",
         "",
         f"- It has seen {provenance['num_images']:,} images of one source; on others expect less, and measure it.",
-        f"- It was trained at {recipe['image_size']} px; other sizes run, with other features.",
+        f"- It is for pictures of {recipe['image_size']} px; other sizes run, with other features.",
         "- There is no classifier in it. What the images show, and whom they leave out, is in its features.",
         "- Scores on the data it was pretrained on are of images it has seen, without labels, unless held out.",
     ]

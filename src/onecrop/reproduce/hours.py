@@ -61,6 +61,8 @@ class Forecasts:
         counts = [f"{name} {value}" for name, value in vars(recipe.settings).items() if type(value) is int]
         stem = "" if recipe.stem is None else f"{recipe.stem} stem, "
         kind = f"{recipe.method} {recipe.backbone} {stem}{size} px, batch {recipe.batch_size}, {rows} images"
+        if recipe.crop_resolution not in (None, 1):
+            kind += f", crops × {recipe.crop_resolution:g}"
         kind += "".join(f", {said}" for said in (recipe.optimizer, *counts))
 
         def seconds_an_image() -> float | None:

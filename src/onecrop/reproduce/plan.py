@@ -107,7 +107,8 @@ def _published(training: Training, options: Options) -> Recipe:
     if training.data != "imagenet":
         return named(f"{training.method}-small")
     lr, batch_size = {"moco": (0.03, 256), "simsiam": (0.1, 512)}[training.method]
-    return Recipe(method=training.method, optimizer="sgd", lr=lr, weight_decay=1e-4, batch_size=batch_size)
+    published = {"optimizer": "sgd", "lr": lr, "weight_decay": 1e-4, "batch_size": batch_size, "crop_resolution": 1.0}
+    return Recipe(method=training.method).override(published)
 
 
 def name_of(training: Training, options: Options) -> str:
