@@ -41,14 +41,14 @@ def kl_parts(q):
     return sum(p * math.log(p) for p in pi), -sum(p * math.log(v) for p, v in zip(pi, u, strict=True))
 
 
-def loop(z, rows, target, mixed, mix, left_out=()):
+def loop(z, rows, target, mixed, mix, left_out=(), t_kl=T_KL):
     """Both losses, accuracy, p and dz of both, image by image, with Python floats."""
     ce, kl, hits, p_all, dz_ce, dz_kl = 0.0, [0.0, 0.0], 0, [], [], []
     for i in range(len(z)):
         keep = [k for k in range(len(rows)) if (i, k) not in left_out]
         c = {k: sum(a * b for a, b in zip(rows[k], z[i], strict=True)) for k in keep}
         p = dict(zip(keep, softmax([c[k] / T for k in keep]), strict=True))
-        q = {k: c[k] / T_KL for k in keep}
+        q = {k: c[k] / t_kl for k in keep}
         pi = dict(zip(keep, softmax([q[k] for k in keep]), strict=True))
         a, b, mu = target[i], mixed[i], mix[i]
         ce += -(mu * math.log(p[a]) + (1 - mu) * math.log(p[b])) / len(z)
@@ -59,13 +59,17 @@ def loop(z, rows, target, mixed, mix, left_out=()):
         y = {k: mu * (k == a) + (1 - mu) * (k == b) for k in keep}
         mean = sum(pi[k] * q[k] for k in keep)
         dz_ce.append([sum((p[k] - y[k]) / T * rows[k][d] for k in keep) / len(z) for d in range(D)])
-        dz_kl.append([sum(0.5 * pi[k] * (q[k] - mean) / T_KL * rows[k][d] for k in keep) / len(z) for d in range(D)])
+        dz_kl.append([sum(0.5 * pi[k] * (q[k] - mean) / t_kl * rows[k][d] for k in keep) / len(z) for d in range(D)])
     tensor = lambda x: torch.tensor(x, dtype=torch.float64)  # noqa: E731
     return ce, kl, hits / len(z), tensor(p_all), tensor(dz_ce), tensor(dz_kl)
 
 
-def run(z, rows, **more):
-    return instance_loss(z, rows, TARGET, temperature=T, kl_temperature=T_KL, **more)
+def run(z, rows, t_kl=T_KL, **more):
+    return instance_loss(z, rows, TARGET, temperature=T, kl_temperature=t_kl, **more)
+
+
+# Of temperatures in a whole ratio one exponential is a power of the other: 5 is the default's ratio, 6 has other digits.
+ratios = pytest.mark.parametrize("t_kl", [T_KL, 5 * T, 6 * T], ids=["3.5", "5", "6"])
 
 
 # All at once; in blocks with a last short one, whose cosines are kept or computed again; one row at a time.
@@ -78,10 +82,11 @@ def block(request, monkeypatch):
         monkeypatch.setattr(instance, "CACHED_ELEMENTS", cached)
 
 
+@ratios
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("mixed", [False, True], ids=["plain", "cutmix"])
 @pytest.mark.parametrize("masked", [False, True], ids=["all", "masked"])
-def test_instance_loss_equals_the_loop(z, rows, mixed, masked):
+def test_instance_loss_equals_the_loop(z, rows, mixed, masked, t_kl):
     partner = TARGET.roll(1) if mixed else None
     mix = torch.tensor([0.9, 0.5, 0.75, 0.6, 1.0], dtype=torch.float64) if mixed else 1.0
     left_out = {(0, 1), (0, 2), (1, 22), (4, 3)} if masked else set()
@@ -91,10 +96,11 @@ def test_instance_loss_equals_the_loop(z, rows, mixed, masked):
         for i, k in left_out:
             mask[i, k] = True
         partner = TARGET.clone() if mixed else None  # a partner's row may not be masked
-    out = run(z, rows, mixed_target=partner, mix=mix, mask=mask)
+    out = run(z, rows, t_kl, mixed_target=partner, mix=mix, mask=mask)
     weights = mix.tolist() if mixed else [1.0] * B
     other = (TARGET if partner is None else partner).tolist()
-    ce, kl, accuracy, p, dz_ce, dz_kl = loop(z.tolist(), rows.tolist(), TARGET.tolist(), other, weights, left_out)
+    found = loop(z.tolist(), rows.tolist(), TARGET.tolist(), other, weights, left_out, t_kl)
+    ce, kl, accuracy, p, dz_ce, dz_kl = found
     assert out.cross_entropy.item() == pytest.approx(ce, abs=1e-12)
     assert out.sqrt_kl.item() == pytest.approx(sum(kl), abs=1e-12)
     assert out.accuracy.item() == pytest.approx(accuracy)
@@ -139,10 +145,11 @@ def test_relation_equals_the_loop(z, rows, masked):
     torch.testing.assert_close(got, torch.stack(gradient), rtol=0, atol=1e-12)
 
 
+@ratios
 @pytest.mark.usefixtures("block")
 @pytest.mark.parametrize("kl", ["sqrt", "l1", "l2", "none"])
-def test_known_kl_weight_gives_the_gradient_of_the_sum(z, rows, kl):
-    apart, joint = run(z, rows, kl=kl), run(z, rows, kl=kl, kl_weight=7.0)
+def test_known_kl_weight_gives_the_gradient_of_the_sum(z, rows, kl, t_kl):
+    apart, joint = run(z, rows, t_kl, kl=kl), run(z, rows, t_kl, kl=kl, kl_weight=7.0)
     (expected,) = torch.autograd.grad(apart.cross_entropy + 7.0 * apart.sqrt_kl, z)
     total = joint.cross_entropy + 7.0 * joint.sqrt_kl
     torch.testing.assert_close(total.detach(), (apart.cross_entropy + 7.0 * apart.sqrt_kl).detach())
