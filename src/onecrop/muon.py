@@ -55,19 +55,20 @@ class Muon(torch.optim.Optimizer):
     """Momentum (Nesterov form), then each matrix' update orthogonalised; kernels are matrices [out, in·k·k].
 
     Matrices: W ← (1 − lr·wd)·W − lr·√max(1, rows/columns)·orthogonalise(g + μ·v).
-    Vectors, and tables of one row an image: SGD without weight decay.
+    Vectors: w ← (1 − lr·wd)·w − lr·(g + μ·v). The decay keeps features at a length that suits a probe with a fixed
+    learning rate, where gains of norms are left alone they grow to eight times that. Tables of one row an image: none.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float) -> None:
         params = list(params)
-        maps = [p.ndim >= 2 and not isinstance(p, Table) for p in params]
+        kinds = ["table" if isinstance(p, Table) else "matrix" if p.ndim >= 2 else "vector" for p in params]
         groups = [
             {
-                "params": [p for p, is_map in zip(params, maps, strict=True) if is_map == matrices],
-                "matrices": matrices,
-                "weight_decay": weight_decay if matrices else 0.0,
+                "params": [p for p, its_kind in zip(params, kinds, strict=True) if its_kind == kind],
+                "matrices": kind == "matrix",
+                "weight_decay": 0.0 if kind == "table" else weight_decay,
             }
-            for matrices in (True, False)
+            for kind in ("matrix", "vector", "table")
         ]
         super().__init__([g for g in groups if g["params"]], {"lr": lr, "momentum": momentum})
 
@@ -91,6 +92,8 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_add_(buffers, grads)
                 updates = torch._foreach_add(grads, buffers, alpha=group["momentum"])
                 torch._foreach_mul_(updates, group["lr"])
+                if group["weight_decay"]:
+                    torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
                 torch._foreach_sub_(params, updates)
 
 

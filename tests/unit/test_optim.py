@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from onecrop import muon
+from onecrop.bank import Table
 from onecrop.muon import QUINTICS, Muon, orthogonalise
 from onecrop.optim import (
     OPTIMIZERS,
@@ -59,7 +60,7 @@ def test_a_gradient_of_zeros_stays_zeros_and_a_small_one_counts(dtype):
 
 @pytest.mark.parametrize("padded", [False, True])
 def test_muon_equals_a_float64_reference(monkeypatch, padded):
-    """Matrices, kernels flattened to [out, in·k·k], vectors by SGD; three steps."""
+    """Matrices, kernels flattened to [out, in·k·k]; vectors by SGD; tables by SGD without decay; three steps."""
     batches = muon._batches
     monkeypatch.setattr(muon, "_batches", lambda params, **_: batches(params, padded))  # as on a GPU, or on a CPU
     torch.manual_seed(0)
@@ -67,6 +68,7 @@ def test_muon_equals_a_float64_reference(monkeypatch, padded):
     assert len(batches([torch.empty(s) for s in shapes if len(s) > 1], padded)) == (2 if padded else 5)
     params = [nn.Parameter(torch.randn(s, dtype=torch.float64)) for s in shapes]
     params.append(nn.Parameter(torch.randn(16, 8, 3, 3, dtype=torch.float64).to(memory_format=torch.channels_last)))
+    params.append(Table(torch.randn(9, 4, dtype=torch.float64)))
     expected = [p.detach().clone() for p in params]
     velocity = [torch.zeros_like(p) for p in expected]
     lr, mu, wd = 0.02, 0.9, 0.05
@@ -78,10 +80,11 @@ def test_muon_equals_a_float64_reference(monkeypatch, padded):
             p.grad = torch.randn(p.shape, dtype=torch.float64)
             velocity[i] = mu * velocity[i] + p.grad
             update = p.grad + mu * velocity[i]
-            if p.ndim >= 2:
+            if p.ndim >= 2 and not isinstance(p, Table):
                 flat = update.reshape(len(update), -1)
                 rows, columns = flat.shape
                 update = (reference_orthogonalise(flat) * math.sqrt(max(1, rows / columns))).reshape(p.shape)
+            if not isinstance(p, Table):
                 expected[i] = expected[i] * (1 - lr_now * wd)
             expected[i] = expected[i] - lr_now * update
         optimizer.step()
