@@ -36,7 +36,7 @@ def small_recipe(tmp_path):
         backbone="tiny",
         epochs=2,
         batch_size=64,
-        settings=SidSettings(dim=32, hidden=64),
+        settings=SidSettings(dim=32, hidden=64, cutmix=0.5),
     )
 
 

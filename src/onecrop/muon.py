@@ -91,9 +91,9 @@ class Muon(torch.optim.Optimizer):
                 torch._foreach_mul_(buffers, group["momentum"])
                 torch._foreach_add_(buffers, grads)
                 updates = torch._foreach_add(grads, buffers, alpha=group["momentum"])
-                torch._foreach_mul_(updates, group["lr"])
                 if group["weight_decay"]:
-                    torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+                    torch._foreach_add_(updates, params, alpha=group["weight_decay"])
+                torch._foreach_mul_(updates, group["lr"])
                 torch._foreach_sub_(params, updates)
 
 

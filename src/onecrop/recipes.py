@@ -90,7 +90,7 @@ def sid_small() -> Recipe:
         lr=0.02,
         weight_decay=0.05,
         crop_resolution=1.0,
-        settings=SidSettings(dim=256, hidden=2048),
+        settings=SidSettings(dim=256, hidden=2048, cutmix=0.5),
     )
 
 

@@ -21,6 +21,7 @@ from onecrop.recipe import hints
 
 CPU = torch.device("cpu")
 SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}
+SMALL["cutmix"] = 0.5  # which `tiny` would be spared
 
 
 def build(method="sid", backbone="tiny", given=None, **changes):

@@ -38,6 +38,7 @@ CPU = torch.device("cpu")
 knn = sys.modules["onecrop.evaluate.knn"]  # the package has a function of that name
 IMAGES, STEPS, SAVED = 23, 3, 1  # neither 23 images nor a batch of 7 can be shared evenly by 2 or 3
 SMALL = {"dim": 16, "hidden": 32, "bottleneck": 8, "queue_size": 24, "norm_groups": 2, "noise_samples": 20}
+SMALL["cutmix"] = 0.5  # which `tiny` would be spared
 NEIGHBOURS = {"relation": 0.5, "relation_start": 0.0}
 # name -> method, its settings, optimiser, batch
 CASES = {

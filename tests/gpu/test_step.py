@@ -20,7 +20,7 @@ from onecrop.step import WARM_UP, TrainStep
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # compilers warn about what is not ours
 CUDA = torch.device("cuda")
-SMALL = {"dim": 64, "hidden": 128, "bottleneck": 32, "queue_size": 512, "noise_samples": 100}
+SMALL = {"dim": 64, "hidden": 128, "bottleneck": 32, "queue_size": 512, "noise_samples": 100, "cutmix": 0.5}
 
 
 def make(fast, optimizer="sgd", precision="bfloat16", compiled=True, count=2000, method="sid", double=False, **changes):

@@ -42,6 +42,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
         "compile": True,
         "hidden": 2048,
         "dim": 256,
+        "cutmix": 0.5,
     }
     assert values(True, image_size=224)["stem"] == "standard"
     assert values(True, num_images=480)["compile"] is False  # 1,500 steps are over before a compiler is
@@ -101,6 +102,12 @@ def test_what_is_given_is_never_chosen():
 
 def test_methods_without_a_field_are_not_given_one():
     assert not {"dim", "hidden"} & set(choose(Recipe(method="npid").flat() | {"image_size": 32}, 9, False, "float32"))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_smallest_network_is_spared_cutmix(gpu):
+    assert values(gpu, backbone="tiny")["cutmix"] == 0
+    assert values(gpu, backbone="mobilenet_v3_small")["cutmix"] == 0.5
 
 
 @pytest.mark.parametrize(

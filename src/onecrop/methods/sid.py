@@ -26,7 +26,7 @@ from onecrop.nets.backbones import Backbone
 
 @dataclass(frozen=True)
 class SidSettings(Settings):
-    # None: chosen for the device, on a GPU 256 and 2048 (the released code: 2048 both)
+    # None: chosen; on a GPU 256 and 2048 (the released code: 2048 both)
     dim: Annotated[int | None, "length of a feature and of a bank row"] = None
     hidden: Annotated[int | None, "width of the head"] = None
     temperature: Annotated[float, "of the cross-entropy"] = 0.2
@@ -42,7 +42,8 @@ class SidSettings(Settings):
     bank_momentum: Annotated[float, "m"] = 0.5
     bank_momentum_end: Annotated[float | None, "m at the end of the run, reached linearly"] = None  # None: m stays
     sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
-    cutmix: Annotated[float, "α of Beta(α, α); 0 switches it off"] = 0.5
+    # None: chosen; .5 as in the released code, but for the smallest network
+    cutmix: Annotated[float | None, "α of Beta(α, α); 0 switches it off"] = None
     mixing: Annotated[Literal["batch", "image"], "CutMix draws one box for the whole batch, or one an image"] = "batch"
     # beyond the paper: neighbours in the bank as soft targets
     relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
@@ -65,6 +66,7 @@ class Sid(Method):
         self.settings = settings
         assert settings.dim is not None, "the recipe is not resolved"
         assert settings.hidden is not None
+        assert settings.cutmix is not None
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype, self.group)
         self.register_buffer("relation_weight", torch.zeros(()))
