@@ -18,7 +18,7 @@ from onecrop.cli import main
 from onecrop.files import read_json_lines
 from onecrop.step import TrainStep
 
-SMALL = "--backbone tiny --subset 256 --image-size 16 --batch-size 64 --dim 32 --hidden 64".split()
+SMALL = "--backbone tiny --subset 256 --image-size 16 --batch-size 64 --dim 32 --hidden 64 --cutmix 0.5".split()
 
 
 def command(*arguments, **more):
