@@ -39,7 +39,7 @@ def refused(capsys):
 
 def test_twenty_photographs_and_nothing_else(photos, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("onecrop.choices.CPU_CROPS", 100)  # five epochs: the test is of the choices
+    monkeypatch.setattr("onecrop.choices.CROPS", 100)  # five epochs: the test is of the choices
     run = tmp_path / "run"
     assert main(["pretrain", str(photos), "--out", str(run)]) == 0
     said = capsys.readouterr().out
@@ -67,7 +67,7 @@ def test_a_run_goes_on_as_it_was_chosen(small_recipe, killed_at):
     """With the open recipe again, as a comparison passes it: even if today's choices would be others."""
     open_recipe = small_recipe.override({"epochs": None, "checkpoint_seconds": 0.0, "batch_size": None})
     with pytest.MonkeyPatch.context() as patched, killed_at(3):
-        patched.setattr("onecrop.choices.CPU_CROPS", 5 * 256)
+        patched.setattr("onecrop.choices.CROPS", 5 * 256)
         patched.setattr("onecrop.choices.LEAST_STEPS", 2)
         pretrain(open_recipe)
     run = pretrain(open_recipe, resume=True)

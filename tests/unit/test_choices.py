@@ -45,7 +45,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
         "cutmix": 0.5,
     }
     assert values(True, image_size=224)["stem"] == "standard"
-    assert values(True, num_images=480)["compile"] is False  # 1,500 steps are over before a compiler is
+    assert values(True, num_images=480, epochs=100)["compile"] is False  # 1,500 steps are over before a compiler is
     assert values(False, num_images=50_000)["compile"] is False
     monkeypatch.setattr("onecrop.choices.triton_works", lambda: False)
     assert values(True, num_images=50_000)["compile"] is False  # nothing to compile with, as on Windows
@@ -87,8 +87,14 @@ def test_the_batch_never_exceeds_the_images(gpu, count):
     size = values(gpu, num_images=count)["batch_size"]
     assert 2 <= size <= min(count, 512)
     assert count < 128 or count // size >= 8
-    assert 5 <= values(gpu, num_images=count)["epochs"] <= 100
+    assert (100 if gpu else 5) <= values(gpu, num_images=count)["epochs"] <= 800
     assert values(gpu, num_images=1)["batch_size"] == 2  # the loader then says what one image lacks
+
+
+@pytest.mark.parametrize(("count", "on_a_cpu", "on_a_gpu"), [(60, 800, 800), (1000, 400, 400), (8000, 50, 100)])
+def test_few_images_take_many_passes(count, on_a_cpu, on_a_gpu):
+    assert values(False, num_images=count)["epochs"] == on_a_cpu
+    assert values(True, num_images=count)["epochs"] == on_a_gpu
 
 
 def test_what_is_given_is_never_chosen():
@@ -178,5 +184,5 @@ def test_lines_name_the_flag_and_the_reason():
 
 
 def test_a_warm_up_longer_than_what_was_chosen():
-    with pytest.raises(UserError, match=r"--warmup-epochs 100\.0 is not between 0 and the 100 epochs"):
-        resolve(Recipe(data="noise", warmup_epochs=100), noise(40), CPU)
+    with pytest.raises(UserError, match=r"--warmup-epochs 800\.0 is not between 0 and the 800 epochs"):
+        resolve(Recipe(data="noise", warmup_epochs=800), noise(40), CPU)
