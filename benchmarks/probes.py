@@ -4,8 +4,8 @@
     python benchmarks/probes.py demo/run --data shapes --subset 500 --epochs 3     # on a CPU
 
 A head that begins with a linear layer and batch norm does not see the scale of the features it is given, so the decay
-of gains alone makes it, while a linear probe with a fixed learning rate does see it. And the running statistics of batch
-norm are those of training crops, mixed and recoloured, while a probe looks at plain ones.
+of gains alone makes it, while a linear probe with a fixed learning rate does see it. And the running statistics of
+batch norm are those of training crops, mixed and recoloured, while a probe looks at plain ones.
 """
 
 import argparse

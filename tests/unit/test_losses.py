@@ -68,7 +68,7 @@ def run(z, rows, t_kl=T_KL, **more):
     return instance_loss(z, rows, TARGET, temperature=T, kl_temperature=t_kl, **more)
 
 
-# Of temperatures in a whole ratio one exponential is a power of the other: 5 is the default's ratio, 6 has other digits.
+# Of temperatures in a whole ratio one exponential is a power of the other: 5 is the default's, 6 has other digits.
 ratios = pytest.mark.parametrize("t_kl", [T_KL, 5 * T, 6 * T], ids=["3.5", "5", "6"])
 
 

@@ -39,7 +39,7 @@ def add_statistics(c: Tensor, first: int, best: Tensor, nearest: Tensor, sums: T
 
 
 def _sharpened(e_q: Tensor, c: Tensor, t: float, t_kl: float) -> Tensor:
-    """e^(c/t), given e^(c/t_kl): of temperatures like the default .2 and 1 a product of three, cheaper than another exp."""
+    """e^(c/t), given e^(c/t_kl): where t_kl/t is a whole number, 5 by default, a power of it, cheaper than an exp."""
     power = round(t_kl / t)
     if not (1 < power <= MOST_PRODUCTS and math.isclose(power * t, t_kl)):
         return (c / t).exp_()
