@@ -169,6 +169,20 @@ def test_a_block_that_is_wholly_masked_changes_nothing(z, rows):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
 
 
+@pytest.mark.parametrize(("t", "t_kl"), [(0.004, 0.02), (0.004, 0.015), (0.004, 1.0)])
+def test_the_lowest_temperatures_stay_finite_in_float32(z, rows, t, t_kl):
+    """Logits of 250 and rows that are all far away."""
+    away = rows - 2 * z.detach()[0]
+    away = away / away.norm(dim=1, keepdim=True)
+    pushes = []
+    for dtype in (torch.float64, torch.float32):
+        x = z.detach().to(dtype).requires_grad_()
+        out = instance_loss(x, away.to(dtype), TARGET, temperature=t, kl_temperature=t_kl, kl_weight=2.0)
+        pushes.append(torch.autograd.grad(out.cross_entropy + 2.0 * out.sqrt_kl, x)[0].double())
+    assert pushes[1].isfinite().all()
+    torch.testing.assert_close(pushes[1], pushes[0], rtol=1e-3, atol=1e-3 * float(pushes[0].abs().max()))
+
+
 def test_the_parts_of_sqrt_kl(z, rows):
     """L1 + L2 = SqrtKL; λ·SqrtKL pushes as (λ/2)·L1 and as −λ·L2 do."""
     l1_value, l2_value = 0.0, 0.0

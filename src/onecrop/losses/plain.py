@@ -33,22 +33,26 @@ def add_statistics(c: Tensor, first: int, best: Tensor, nearest: Tensor, sums: T
     sums[2] += e.sum(-1)
     e.square_()  # e^q
     sums[1] += e.sum(-1)
-    sums[0] += _sharpened(e, below, t, t_kl).sum(-1)
+    ratio = _whole_ratio(t, t_kl)
+    sums[0] += (_power(e, ratio) if ratio else (below / t).exp_()).sum(-1)
     sums[3] += below.mul_(e).sum(-1)
     best.copy_(new)
 
 
-def _sharpened(e_q: Tensor, c: Tensor, t: float, t_kl: float) -> Tensor:
-    """e^(c/t), given e^(c/t_kl): where t_kl/t is a whole number, 5 by default, a power of it, cheaper than an exp."""
-    power = round(t_kl / t)
-    if not (1 < power <= MOST_PRODUCTS and math.isclose(power * t, t_kl)):
-        return (c / t).exp_()
-    out = e_q.square()
-    for digit in f"{power:b}"[1:-1]:
+def _whole_ratio(t: float, t_kl: float) -> int:
+    """n = t_kl/t where that is a whole number, 5 by default: e^s is e^q to the n, cheaper than another exp; else 0."""
+    ratio = round(t_kl / t)
+    return ratio if 1 < ratio <= MOST_PRODUCTS and math.isclose(ratio * t, t_kl) else 0
+
+
+def _power(e: Tensor, exponent: int) -> Tensor:
+    """e^exponent for 2 and more, by squares and products."""
+    out = e.square()
+    for digit in f"{exponent:b}"[1:-1]:
         if digit == "1":
-            out.mul_(e_q)
+            out.mul_(e)
         out.square_()
-    return out.mul_(e_q) if power % 2 else out
+    return out.mul_(e) if exponent % 2 else out
 
 
 def normalisers(best: Tensor, sums: Tensor, t: float, t_kl: float) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -70,11 +74,12 @@ def slopes(
     lse_s, lse_q, _, mean_q = (x[:, None] for x in normalisers)
     if slope is None:
         return [(c / t).sub_(lse_s + math.log(t)).exp_().to(dtype)]
-    below = c - 1  # so that nothing overflows, nor vanishes
-    e = (below / t_kl).exp_()
-    ce = _sharpened(e, below, t, t_kl).mul_((1 / t - lse_s).exp() / t)
-    kl = below.add_(1 - t_kl * mean_q).mul_(e)  # t_kl·(q − E)·e^(q − 1/t_kl)
-    factor = slope / t_kl**2 * (1 / t_kl - lse_q).exp()
+    q, ratio = c / t_kl, _whole_ratio(t, t_kl)
+    reference = lse_s / ratio if ratio else lse_q  # so that e to the n is p itself: neither overflows
+    e = (q - reference).exp_()
+    ce = _power(e, ratio).div_(t) if ratio else (c / t).sub_(lse_s + math.log(t)).exp_()
+    kl = q.sub_(mean_q).mul_(e)
+    factor = slope / t_kl * (reference - lse_q).exp()
     if kl_weight is None:
         return [ce.to(dtype), kl.mul_(factor).to(dtype)]
     return [ce.addcmul_(kl, kl_weight * factor).to(dtype)]
