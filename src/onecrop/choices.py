@@ -23,8 +23,8 @@ from onecrop.optim import OPTIMIZERS
 from onecrop.recipe import Recipe, flag
 
 DENSE = ("resnet18", "resnet50", "tiny")  # networks without depthwise convolutions
-CROPS = 400_000  # of a run on a CPU: three to four minutes of two cores for tiny at 64 px
-GPU_EPOCHS = 100  # but for few images
+CROPS = 400_000  # of a run on a CPU, or on few images: three to four minutes of two cores for tiny at 64 px
+GPU_EPOCHS = 100  # where those are not more
 MOST_EPOCHS = 800  # 500 images gained 4 to 5 points from 100 to 800 epochs
 LEAST_REDUCED = 32  # px of images whose crops are made smaller
 LEAST_STEPS = 8  # an epoch, where there are enough images

@@ -55,8 +55,8 @@ class Muon(torch.optim.Optimizer):
     """Momentum (Nesterov form), then each matrix' update orthogonalised; kernels are matrices [out, in·k·k].
 
     Matrices: W ← (1 − lr·wd)·W − lr·√max(1, rows/columns)·orthogonalise(g + μ·v).
-    Vectors: w ← (1 − lr·wd)·w − lr·(g + μ·v). The decay keeps features at a length that suits a probe with a fixed
-    learning rate, where gains of norms are left alone they grow to eight times that. Tables of one row an image: none.
+    Vectors: w ← (1 − lr·wd)·w − lr·(g + μ·v); tables of one row an image: the same without decay. The decay of gains
+    keeps features at a length that suits a probe with a fixed learning rate; without it they were eight times as long.
     """
 
     def __init__(self, params: Iterable[nn.Parameter], lr: Tensor, momentum: float, weight_decay: float) -> None:
