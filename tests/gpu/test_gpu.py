@@ -1,5 +1,6 @@
 """On a CUDA device: fused equals plain, streamed equals resident, bounded memory, whole runs."""
 
+import gc
 import json
 import signal
 import time
@@ -198,11 +199,15 @@ def test_a_probe_captured_as_graphs_equals_one_that_is_not(monkeypatch):
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-2, atol=1e-3)
 
 
-def test_a_second_run_in_one_process_has_the_first_ones_peak_memory(tmp_path):
-    peaks = []
+def test_a_second_run_in_one_process_needs_no_more_memory_than_the_first(tmp_path):
+    peaks, left = [], []
     for name in ("first", "second"):
         flags = "--subset 2000 --epochs 2 --backbone tiny --batch-size 64 --dim 64 --hidden 128 --compile true"
         assert main(["pretrain", "shapes", *flags.split(), "--out", str(tmp_path / name)]) == 0
         rows = (tmp_path / name / "metrics.jsonl").read_text().splitlines()
         peaks.append(json.loads(rows[-1])["peak_memory"])
-    assert peaks[1] == pytest.approx(peaks[0], rel=0.02)
+        gc.collect()
+        left.append(torch.cuda.memory_allocated())
+    # the first one's may be higher: to time its kernels, a compiler fills a buffer as large as the cache
+    assert peaks[1] <= 1.02 * peaks[0], (peaks, left)
+    assert left[1] <= left[0], (peaks, left)

@@ -24,7 +24,7 @@ SMALL = {"dim": 64, "hidden": 128, "bottleneck": 32, "queue_size": 512, "noise_s
 
 
 def make(fast, optimizer="sgd", precision="bfloat16", compiled=True, count=2000, method="sid", double=False, **changes):
-    """double: all but the augmentation in float64, for networks that turn a difference of rounding into another row."""
+    """double: all but the augmentation in float64, for what turns a difference of rounding into another row or sum."""
     tune(CUDA)
     torch.set_float32_matmul_precision("highest")  # comparisons need more than ten bits
     torch.backends.cudnn.allow_tf32 = False
@@ -36,7 +36,8 @@ def make(fast, optimizer="sgd", precision="bfloat16", compiled=True, count=2000,
     method = build_method(recipe, count).to(CUDA).to(memory_format=torch.channels_last)
     if double:
         method.double().augment.register_forward_hook(lambda module, given, pictures: pictures.double())
-        method.cutmix.quantiles = method.cutmix.quantiles.float()  # as the draws are
+        if hasattr(method, "cutmix"):
+            method.cutmix.quantiles = method.cutmix.quantiles.float()  # as the draws are
     loader = Loader(images, 64, CUDA, seed=0)
     method.prepare(loader)
     lr = torch.tensor(recipe.lr, device=CUDA)
@@ -72,7 +73,7 @@ CAPTURED = [
     [*((*pair, True) for pair in COMPILED), *((*pair, False) for pair in CAPTURED)],
 )
 def test_a_fast_step_equals_an_eager_one(optimizer, settings, compiled):
-    double = settings == "depth"
+    double = settings in ("depth", "simsiam")  # SimSiam's sum is near 0, and Muon's bfloat16 rounds by more than that
     settings, sums, tables = SETTINGS[settings], [], []
     for fast in (False, True):
         method, step = make(fast, optimizer, "float32", compiled, double=double, **settings)
