@@ -30,6 +30,8 @@ LEAST_REDUCED = 32  # px of images whose crops are made smaller
 LEAST_STEPS = 8  # an epoch, where there are enough images
 LEAST_BATCH = 16  # batch norm and the other images of a batch need some
 COMPILED_STEPS = 5000  # from here on a compiled step gains what compiling costs: 3 of 9 ms for ResNet-18 at 32 px
+LONG_RUN = 12_000  # steps; up to about there Muon's decay was measured at .05: by lr·wd a weight forgets six times
+MANY_IMAGES = 20_000  # between 10,000, where rows and neighbours made no difference, and 45,000, where they did
 SAMPLED_FILES = 100  # whose headers are read to see how large the images of a folder are
 
 
@@ -76,12 +78,13 @@ def _stem(given: Given) -> Choice:
 
 
 def _crop_resolution(given: Given) -> Choice:
-    if given.gpu:
-        return Choice(1.0, "0.75 takes about half the time, does better with the smallest network, and is untried here")
+    size = given.fields["image_size"]
     if given.fields["backbone"].startswith((TIMM, MODULE)):
         return Choice(1.0, "a network of another make may take pictures of one size alone")
-    if given.fields["image_size"] < LEAST_REDUCED:
-        return Choice(1.0, f"{given.fields['image_size']} px have no resolution to lose")
+    if size < LEAST_REDUCED:
+        return Choice(1.0, f"{size} px have no resolution to lose")
+    if given.gpu and size > SMALL_IMAGE:
+        return Choice(1.0, f"0.75 takes about half the time, and is untried above {SMALL_IMAGE} px")
     return Choice(0.75, "a crop is a part of a picture: so small, things in it look as large as in the whole one")
 
 
@@ -117,8 +120,16 @@ def _lr(given: Given) -> Choice:
 
 
 def _weight_decay(given: Given) -> Choice:
-    optimizer = given.fields["optimizer"]
-    return Choice(OPTIMIZERS[optimizer].weight_decay, f"what suits {optimizer}")
+    optimizer, steps = given.fields["optimizer"], _steps(given)
+    usual = OPTIMIZERS[optimizer].weight_decay
+    if optimizer == "muon" and steps > LONG_RUN:
+        less = float(f"{usual * LONG_RUN / steps:.2g}")
+        return Choice(less, f"in {steps:,} steps weights forget as often so as by {usual} in {LONG_RUN:,}")
+    return Choice(usual, f"what suits {optimizer}")
+
+
+def _steps(given: Given) -> int:
+    return given.fields["epochs"] * (given.num_images // given.fields["batch_size"])
 
 
 def _precision(given: Given) -> Choice:
@@ -132,7 +143,7 @@ def _compile(given: Given) -> Choice:
         return Choice(False, "it is for GPUs")
     if not triton_works():
         return Choice(False, "it takes Triton, a C compiler and Python's headers, and they are not all here")
-    steps = given.fields["epochs"] * (given.num_images // given.fields["batch_size"])
+    steps = _steps(given)
     if steps < COMPILED_STEPS:
         return Choice(False, f"up to a minute at the start, more than it saves in {steps:,} steps")
     return Choice(True, f"up to a minute at the start, and a third off each of {steps:,} steps")
@@ -156,6 +167,18 @@ def _cutmix(given: Given) -> Choice:
     return Choice(0.5, "the released code's")
 
 
+def _bank_momentum(given: Given) -> Choice:
+    if given.gpu and given.num_images >= MANY_IMAGES:
+        return Choice(0.2, "rows that follow faster gained half a point from 45,000 images")
+    return Choice(0.5, "the paper's")
+
+
+def _relation(given: Given) -> Choice:
+    if given.gpu and given.num_images >= MANY_IMAGES:
+        return Choice(0.9, "neighbours in the bank as targets, more and more of them: 1 point from 45,000 images")
+    return Choice(0.0, "neighbours in the bank as targets gained nothing from 5,000 to 10,000 images")
+
+
 # In this order: a choice may look at those above it.
 CHOICES: dict[str, Callable[[Given], Choice]] = {
     "backbone": _backbone,
@@ -171,6 +194,8 @@ CHOICES: dict[str, Callable[[Given], Choice]] = {
     "hidden": _hidden,
     "dim": _dim,
     "cutmix": _cutmix,
+    "bank_momentum": _bank_momentum,
+    "relation": _relation,
 }
 
 

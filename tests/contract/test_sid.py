@@ -149,7 +149,7 @@ def test_collapse_shows_in_spread():
 
 
 def test_the_relation_starts_grows_and_is_saved():
-    made, _ = build(relation=0.6, relation_start=0.2)
+    made, _ = build(relation=0.6, relation_start=0.2, relation_rise=0.1)
     weights = []
     for progress in (0.1, 0.2, 0.25, 0.3, 1.0):
         made.after_step(torch.tensor(progress))

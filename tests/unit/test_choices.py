@@ -32,7 +32,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
     assert made == {
         "backbone": "resnet18",
         "stem": "small",
-        "crop_resolution": 1.0,
+        "crop_resolution": 0.75,
         "batch_size": 512,
         "epochs": 100,
         "optimizer": "muon",
@@ -43,6 +43,8 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
         "hidden": 2048,
         "dim": 256,
         "cutmix": 0.5,
+        "bank_momentum": 0.2,
+        "relation": 0.9,
     }
     assert values(True, image_size=224)["stem"] == "standard"
     assert values(True, num_images=480, epochs=100)["compile"] is False  # 1,500 steps are over before a compiler is
@@ -120,10 +122,31 @@ def test_the_smallest_network_is_spared_cutmix(gpu):
     ("changes", "share"),
     [({}, 0.75), ({"image_size": 28}, 1.0), ({"backbone": "timm/x"}, 1.0), ({"backbone": "module/Mine"}, 1.0)],
 )
-def test_crops_on_a_cpu_are_smaller_where_there_is_resolution_to_lose(changes, share):
-    assert values(False, **changes)["crop_resolution"] == share
-    assert values(True, **changes)["crop_resolution"] == 1.0
+def test_crops_are_smaller_where_there_is_resolution_to_lose(changes, share):
+    assert values(False, **changes)["crop_resolution"] == values(True, **changes)["crop_resolution"] == share
     assert "crop_resolution" not in values(False, crop_resolution=0.5, **changes)
+
+
+def test_crops_of_large_images_on_a_gpu_keep_their_size():
+    assert values(True, image_size=224)["crop_resolution"] == 1.0
+    assert values(False, image_size=224)["crop_resolution"] == 0.75
+
+
+@pytest.mark.parametrize(
+    ("epochs", "optimizer", "decay"),
+    [(20, "muon", 0.05), (100, "muon", 0.05), (400, "muon", 0.015), (800, "muon", 0.0077), (400, "sgd", 1e-4)],
+)
+def test_the_longer_the_run_the_weaker_muons_decay(epochs, optimizer, decay):
+    """From 12,000 steps on lr·wd·steps is the same."""
+    made = choose({**OPEN, "epochs": epochs, "optimizer": optimizer}, 50_000, gpu=True, precision="bfloat16")
+    assert made["weight_decay"].value == decay
+    assert ("forget" in made["weight_decay"].reason) == (epochs > 100 and optimizer == "muon")
+
+
+@pytest.mark.parametrize(("gpu", "count"), [(True, 10_000), (False, 50_000)])
+def test_neighbours_are_targets_only_where_that_was_seen_to_gain(gpu, count):
+    made = values(gpu, num_images=count)
+    assert (made["bank_momentum"], made["relation"]) == (0.5, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -160,6 +183,15 @@ def test_the_papers_values():
     assert (paper.epochs, paper.batch_size, paper.optimizer, paper.lr, paper.weight_decay) == (400, 512, "sgd", 1, 1e-4)
     ours = paper.settings
     assert (ours.dim, ours.hidden, ours.cutmix, paper.backbone, paper.stem) == (2048, 2048, 0.5, "resnet18", "small")
+    assert (ours.bank_momentum, ours.relation, paper.crop_resolution) == (0.5, 0, 1)
+
+
+def test_sid_is_what_a_gpu_is_given_but_for_its_length():
+    fields = {**OPEN, "image_size": 32, "epochs": 400}
+    made = choose(fields, 50_000, gpu=True, precision="bfloat16")
+    sid = named("sid").flat() | {"weight_decay": made["weight_decay"].value}
+    said = {name: value for name, value in sid.items() if name in made and value is not None}
+    assert {name: made[name].value for name in said} == said
 
 
 def test_a_resolved_recipe_stays_as_it_is():

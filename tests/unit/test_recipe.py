@@ -87,7 +87,7 @@ def test_optimizers_are_the_ones_in_the_table():
 
 def test_defaults_are_the_papers():
     ours = SidSettings()
-    assert (ours.bank_momentum, ours.kl_weight, ours.temperature, ours.kl_temperature) == (0.5, 20, 0.2, 1)
+    assert (ours.kl_weight, ours.temperature, ours.kl_temperature) == (20, 0.2, 1)
     paper = named("paper")
     assert (paper.epochs, paper.batch_size, paper.momentum, paper.optimizer) == (400, 512, 0.9, "sgd")
     assert (OPTIMIZERS["sgd"].lr, OPTIMIZERS["sgd"].weight_decay) == (1.0, 1e-4)

@@ -39,17 +39,18 @@ class SidSettings(Settings):
     update: Annotated[
         Literal["corrected", "soft", "plain"], "rule of the bank: Grad Update, with CutMix's labels, or the plain one"
     ] = "corrected"
-    bank_momentum: Annotated[float, "m"] = 0.5
+    bank_momentum: Annotated[float | None, "m"] = None  # chosen; the paper's .5, on many images .2
     bank_momentum_end: Annotated[float | None, "m at the end of the run, reached linearly"] = None  # None: m stays
     sampled_rows: Annotated[int, "bank rows beside the batch's own; 0 takes all"] = 0
     # None: chosen; .5 as in the released code, but for the smallest network
     cutmix: Annotated[float | None, "α of Beta(α, α); 0 switches it off"] = None
     mixing: Annotated[Literal["batch", "image"], "CutMix draws one box for the whole batch, or one an image"] = "batch"
     # beyond the paper: neighbours in the bank as soft targets
-    relation: Annotated[float, "share of the target that neighbours of the own row get; 0 switches it off"] = 0.0
+    # None: chosen; from many images a share that grows along the run, as in the recipe `sid`
+    relation: Annotated[float | None, "share of the target that neighbours of the own row get; 0: off"] = None
     relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
     relation_start: Annotated[float, "share of the run before it"] = 0.05
-    relation_rise: Annotated[float, "share of the run over which it grows from 0"] = 0.1
+    relation_rise: Annotated[float, "share of the run over which it grows from 0"] = 0.95
 
 
 class Sid(Method):
@@ -67,6 +68,7 @@ class Sid(Method):
         assert settings.dim is not None, "the recipe is not resolved"
         assert settings.hidden is not None
         assert settings.cutmix is not None
+        assert settings.bank_momentum is not None
         self.head = mlp(backbone.dim, settings.hidden, settings.dim)
         self.bank = MemoryBank(num_images, settings.dim, settings.bank_momentum, dtype, self.group)
         self.register_buffer("relation_weight", torch.zeros(()))
@@ -147,6 +149,7 @@ class Sid(Method):
             risen = ((progress - s.relation_start) / s.relation_rise).clamp(0, 1)
             self.relation_weight.copy_(s.relation * risen)
         if self.bank_momentum is not None:
+            assert s.bank_momentum is not None
             assert s.bank_momentum_end is not None
             self.bank_momentum.copy_(s.bank_momentum + (s.bank_momentum_end - s.bank_momentum) * progress)
 
