@@ -197,6 +197,7 @@ CHOICES: dict[str, Callable[[Given], Choice]] = {
     "bank_momentum": _bank_momentum,
     "relation": _relation,
 }
+BY_STEPS = ("weight_decay", "compile")  # those that hang on their number
 
 
 def choose(fields: Mapping[str, Any], num_images: int, gpu: bool, precision: str) -> dict[str, Choice]:
@@ -225,6 +226,15 @@ def choose_all(recipe: Recipe, images: ImageSet, device: torch.device) -> dict[s
         made["image_size"] = Choice(images.image_size, "the data set's own")
     fields = {**recipe.flat(), "image_size": recipe.image_size or images.image_size}
     return made | choose(fields, len(images), device.type == "cuda", choose_precision(device))
+
+
+def choose_by_steps(
+    recipe: Recipe, chosen: Mapping[str, Choice], images: ImageSet, device: torch.device
+) -> tuple[Recipe, dict[str, Choice]]:
+    """After a change of epochs or batch size: what hangs on the number of steps is chosen anew if it was chosen."""
+    again = {name: None for name in BY_STEPS if name in chosen}
+    made = choose_all(recipe.override(again), images, device)
+    return settle(recipe, made), {**chosen, **made}
 
 
 def resolve(recipe: Recipe, images: ImageSet, device: torch.device) -> Recipe:

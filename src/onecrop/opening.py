@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from onecrop.build import build_network, need_crops
-from onecrop.choices import Choice, choose_all, choose_image_size, describe_choices, settle
+from onecrop.choices import Choice, choose_all, choose_by_steps, choose_image_size, describe_choices, settle
 from onecrop.data import ImageSet, Loader, load
 from onecrop.data.sources import Labelled, load_labelled
 from onecrop.device import describe, triton_works
@@ -29,12 +29,9 @@ class Opening(NamedTuple):
     weights_sha256: str | None  # of the weights it starts from
 
     def with_epochs(self, epochs: Choice) -> "Opening":
-        """With so many; what hangs on the number of steps, as whether to compile, is chosen again."""
-        made = {"epochs": epochs}
-        compiled = None if "compile" in self.chosen else self.recipe.compile
-        recipe = replace(self.recipe, epochs=epochs.value, compile=compiled)
-        made |= choose_all(recipe, self.images, self.loader.device)
-        return self._replace(recipe=settle(recipe, made).agreed(world()), chosen=self.chosen | made)
+        recipe = replace(self.recipe, epochs=epochs.value)
+        recipe, chosen = choose_by_steps(recipe, self.chosen | {"epochs": epochs}, self.images, self.loader.device)
+        return self._replace(recipe=recipe.agreed(world()), chosen=chosen)
 
     def describe(self) -> list[str]:
         """The run's first lines."""
@@ -68,7 +65,8 @@ def open_run(recipe: Recipe, device: torch.device, backbone: nn.Module | None, b
         fitting = fitting_batch(recipe, network, images, device, group.size)
         if fitting != recipe.batch_size:
             chosen["batch_size"] = Choice(fitting, "a larger one does not fit into the GPU's free memory")
-        recipe = settle(recipe, chosen).agreed(group)
+            recipe, chosen = choose_by_steps(replace(recipe, batch_size=fitting), chosen, images, device)
+        recipe = recipe.agreed(group)
     sets = None
     if recipe.probe_every:
         with group.by_turns():

@@ -7,7 +7,19 @@ from PIL import Image
 from torch import nn
 
 from onecrop import Recipe, UserError
-from onecrop.choices import CHOICES, DENSE, choose, describe_choices, folder_image_size, resolve, typical_side
+from onecrop.choices import (
+    CHOICES,
+    DENSE,
+    Choice,
+    choose,
+    choose_all,
+    choose_by_steps,
+    describe_choices,
+    folder_image_size,
+    resolve,
+    settle,
+    typical_side,
+)
 from onecrop.data.images import ImageSet
 from onecrop.data.scan import list_pictures
 from onecrop.nets import BACKBONES
@@ -141,6 +153,20 @@ def test_the_longer_the_run_the_weaker_muons_decay(epochs, optimizer, decay):
     made = choose({**OPEN, "epochs": epochs, "optimizer": optimizer}, 50_000, gpu=True, precision="bfloat16")
     assert made["weight_decay"].value == decay
     assert ("forget" in made["weight_decay"].reason) == (epochs > 100 and optimizer == "muon")
+
+
+def test_decay_is_chosen_again_when_epochs_or_batch_change():
+    images = noise(640, 8)
+    for said, after in (({}, 0.03), ({"weight_decay": 0.3}, 0.3)):
+        recipe = Recipe(data="noise", epochs=100, batch_size=64, optimizer="muon").override(said)
+        chosen = choose_all(recipe, images, CPU)
+        recipe = settle(recipe, chosen)
+        assert recipe.weight_decay == said.get("weight_decay", 0.05)
+        longer = recipe.override({"epochs": 2000})  # 20,000 steps
+        longer, reasons = choose_by_steps(longer, chosen | {"epochs": Choice(2000, "fits")}, images, CPU)
+        assert longer.weight_decay == after
+        assert reasons["epochs"].reason == "fits"
+        assert ("weight_decay" in reasons) != bool(said)
 
 
 @pytest.mark.parametrize(("gpu", "count"), [(True, 10_000), (False, 50_000)])
