@@ -119,7 +119,8 @@ def wave(work: Path, weights: dict[str, str], iterations: int, until: float, arg
                 found.append(future.result())
                 print(f"{folder.name}: {found[-1].whole:.0f} s, {1000 * found[-1].step:.0f} ms a step", flush=True)
             except subprocess.SubprocessError as error:
-                end = "no time left" if isinstance(error, subprocess.TimeoutExpired) else f"failed, {error}"
+                late = isinstance(error, subprocess.TimeoutExpired)
+                end = "no time left" if late else f"failed with {error.returncode}"
                 said = folder.with_suffix(".log").read_text(errors="replace")
                 print(f"{folder.name}: {end}\n{said[-1500:]}", flush=True)
             pack(work, args.out, iterations)

@@ -10,6 +10,9 @@ import torch
 
 from onecrop.device import choose_device, describe
 
+# What the published figures of a step were measured with: crops as large as the images, and nothing beyond the paper.
+PLAIN = {"crop_resolution": 1.0, "relation": 0.0, "bank_momentum": 0.5}
+
 
 def synchronise() -> None:
     if torch.cuda.is_available():

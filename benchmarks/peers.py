@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from measuring import save, synchronise
+from measuring import PLAIN, save, synchronise
 from PIL import Image
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -122,7 +122,7 @@ def peer_rate(files, views, loss, device, batch, workers, backbone, dim) -> floa
 
 
 def our_rate(images: ImageSet, device, batch, backbone, dim) -> float:
-    recipe = Recipe(data="shapes", backbone=backbone, batch_size=batch, optimizer="sgd").override({"dim": dim})
+    recipe = Recipe(data="shapes", backbone=backbone, batch_size=batch, optimizer="sgd").override({"dim": dim, **PLAIN})
     recipe = resolve(recipe, images, device)
     method = build_method(recipe, len(images)).to(device).to(memory_format=torch.channels_last)
     lr = torch.tensor(recipe.lr, device=device)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from measuring import save, synchronise
+from measuring import PLAIN, save, synchronise
 from torch.utils.flop_counter import FlopCounterMode
 
 from onecrop.build import build_method
@@ -132,7 +132,7 @@ def main() -> None:
     if args.streamed:
         data_images.RESIDENT_SHARE = 0.0
     recipe = Recipe(data="noise", backbone=args.backbone, batch_size=args.batch_size, optimizer=args.optimizer)
-    recipe = resolve(recipe.override({"dim": args.dim}), images, device)
+    recipe = resolve(recipe.override({"dim": args.dim, **PLAIN}), images, device)
     started = time.perf_counter()
     method = build_method(recipe, len(images)).to(device).to(memory_format=torch.channels_last)
     loader = Loader(images, args.batch_size, device, seed=0)

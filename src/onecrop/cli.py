@@ -8,11 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from onecrop import __version__
 from onecrop.compare import compare, sweep
 from onecrop.data import SOURCES
+from onecrop.device import full_memory
 from onecrop.distributed import joined, world
 from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
@@ -280,9 +279,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"onecrop: {error}", file=sys.stderr)
         return 130 if isinstance(error, StoppedError) else 1
-    except torch.OutOfMemoryError:
+    except (RuntimeError, MemoryError) as error:
+        if (whose := full_memory(error)) is None:
+            raise
         remedy = "lower --batch-size or --image-size, or end what else uses it"
-        print(f"onecrop: the GPU's memory is full: {remedy}; a run goes on with --resume", file=sys.stderr)
+        print(f"onecrop: the {whose}'s memory is full: {remedy}; a run goes on with --resume", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("onecrop: stopped", file=sys.stderr)

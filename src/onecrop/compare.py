@@ -177,6 +177,8 @@ def attempt(work: Callable[[], None]) -> str | None:
     except (RecipeError, StoppedError, OSError):  # a mistake of the call, Ctrl-C, or a disk that the others need too
         raise
     except Exception as error:  # out of memory, a network or a compiler that raises what it likes
-        kind = "" if isinstance(error, UserError | RuntimeError) else f"{type(error).__name__}: "
+        if isinstance(error, UserError):
+            return str(error)
+        kind = "" if isinstance(error, RuntimeError) else f"{type(error).__name__}: "
         return kind + " ".join(str(error).split())[:300]
     return None

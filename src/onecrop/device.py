@@ -149,6 +149,13 @@ def free_memory(device: torch.device) -> int | None:
     return next((1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")), None)
 
 
+def full_memory(error: Exception) -> str | None:
+    """Whose memory an error says is full, if it does: a CPU's allocator has no kind of error of its own."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "GPU"
+    return "machine" if isinstance(error, MemoryError) or "DefaultCPUAllocator" in str(error) else None
+
+
 def reset_peak_memory(device: torch.device) -> None:
     """From here on a run of its own: a process may have trained another one before."""
     if device.type == "cuda":

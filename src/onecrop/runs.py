@@ -51,15 +51,19 @@ class Run:
         return self.backbone_file.exists()
 
     def recipe(self) -> Recipe:
-        return self.read_recipe(Recipe.from_json, "a run folder")
+        return self.read_recipe(Recipe.from_json, "a run folder", "method")
 
-    def read_recipe(self, parse: Callable[[Any], AnyRecipe], kind: str) -> AnyRecipe:
+    def read_recipe(self, parse: Callable[[Any], AnyRecipe], kind: str, field: str) -> AnyRecipe:
+        """field: one that recipes of this kind have, and those of another kind of run have not."""
         try:
-            return parse(json.loads(self.recipe_file.read_text()))
+            content = json.loads(self.recipe_file.read_text())
+            if not isinstance(content, dict) or not content or field in content:
+                return parse(content)
         except FileNotFoundError:
             raise UserError(f"{self.folder} is not {kind}: it has no recipe.json") from None
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"{self.recipe_file} cannot be read: {error}") from None
+        raise UserError(f"{self.folder} is not {kind} of this verb: its recipe has no {field!r}")
 
     def refuse(self, recipe: Recipe, resume: bool) -> None:
         """A folder that is not to be overwritten, or was begun with another recipe: said before any work is done."""

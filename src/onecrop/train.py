@@ -118,13 +118,13 @@ class Training:
 
     def run_to_end(self) -> None:
         started = last_saved = time.monotonic()
+        self.run.say(describe_memory(self.forecast))
         if self.step == 0:
             self.method.prepare(self.loader)
             calibrated = "bank calibrated, " * bool(getattr(self.recipe.settings, "calibrate", False))
             self.run.say(f"{calibrated}data loaded in {self._since(started):.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
-        self.run.say(describe_memory(self.forecast))
         self.progress = Progress(None if self.group.first else sys.stdout)
         self.epoch = EpochClock(self.step, self.loader)
         timed_from, warm = self.step if self.train_step.ready else None, time.monotonic()

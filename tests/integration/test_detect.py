@@ -8,11 +8,12 @@ import sys
 import pytest
 import torch
 
+from onecrop import Recipe
 from onecrop.cli import main
-from onecrop.detect import DetectRecipe, detect, score_run
+from onecrop.detect import DetectRecipe, detect, infer, score_run
 from onecrop.detect import model as model_module
 from onecrop.detect.train import Training
-from onecrop.errors import UserError
+from onecrop.errors import StoppedError, UserError
 from onecrop.nets import build_backbone, save_backbone
 from onecrop.tensors import load_tensors
 from tests.drawn import SCENES, write_coco, write_voc, write_xml
@@ -157,6 +158,22 @@ def test_control_c_saves_and_says_how_to_go_on(small, monkeypatch, tmp_path):
     assert main(["detect", "--out", str(tmp_path / "run"), "--resume"]) == 0
 
 
+def test_control_c_while_testing_loses_no_step(small, monkeypatch, tmp_path):
+    honest = infer._rows
+
+    def interrupted(*given):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return honest(*given)
+
+    monkeypatch.setattr(infer, "_rows", interrupted)
+    with pytest.raises(StoppedError, match=r"all steps taken and saved: continue with `onecrop detect .*--resume"):
+        detect(small)
+    assert not (tmp_path / "run" / "detections.json").exists()
+    monkeypatch.setattr(infer, "_rows", honest)
+    monkeypatch.setattr(Training, "_take_step", lambda self: pytest.fail("a step was taken again"))
+    assert detect(small, resume=True)
+
+
 def test_what_was_learned_is_kept_when_a_picture_breaks(small, tmp_path, monkeypatch):
     """A header may be whole and the rest not: that shows only when the picture is read, here before the fourth step."""
     honest = Training._take_step
@@ -206,6 +223,10 @@ def test_bad_input_is_one_sentence_before_anything_is_trained(refused, tmp_path)
     assert "no backbone at" in refused(tmp_path / "typo", "--data", voc, "--set", "voc07")
     assert "unknown device 'warp'" in refused(*base, "--data", voc, "--set", "voc07", "--device", "warp")
     assert "is not a detection run" in refused("--out", tmp_path / "typo", "--resume")
+    pretraining = tmp_path / "pretraining"
+    pretraining.mkdir()
+    (pretraining / "recipe.json").write_text(json.dumps(Recipe().to_json()))
+    assert "is not a detection run of this verb" in refused("--out", pretraining, "--resume")
     (voc / "VOC2007" / "JPEGImages" / "000002.jpg").unlink()
     assert "000002.jpg is missing" in refused(*base, "--data", voc, "--set", "voc07")
     assert not out.exists()

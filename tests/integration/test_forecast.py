@@ -222,10 +222,27 @@ def test_a_smaller_batch_is_said_with_its_reason(small_recipe, monkeypatch, caps
     assert Run(pretrain(said)).recipe().batch_size == 64
 
 
-def test_a_gpu_that_is_full_is_one_sentence(monkeypatch, capsys):
+@pytest.mark.parametrize(
+    ("error", "whose"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "GPU"),
+        (MemoryError(), "machine"),
+        (lambda: torch.empty(2**60), "machine"),
+    ],
+)
+def test_memory_that_is_full_is_one_sentence(monkeypatch, capsys, error, whose):
     def full(*_, **__):
-        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        raise error if isinstance(error, Exception) else error()
 
     monkeypatch.setattr("onecrop.cli.pretrain", full)
     assert main(["pretrain", "shapes"]) == 1
-    assert capsys.readouterr().err.startswith("onecrop: the GPU's memory is full: lower --batch-size")
+    assert capsys.readouterr().err.startswith(f"onecrop: the {whose}'s memory is full: lower --batch-size")
+
+
+def test_other_errors_are_not_taken_for_a_full_memory(monkeypatch):
+    def wrong(*_, **__):
+        raise RuntimeError("shapes do not match")
+
+    monkeypatch.setattr("onecrop.cli.pretrain", wrong)
+    with pytest.raises(RuntimeError, match="do not match"):
+        main(["pretrain", "shapes"])

@@ -122,7 +122,7 @@ def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):
 
 def test_a_plan_tells_the_hours_of_training_probes_and_detection(tmp_path, capsys, monkeypatch):
     """Of Table 2's smallest rows: of an untrained network too, whose detector is trained as the others' are."""
-    monkeypatch.setattr(hours_module, "UNTRAINED_SIZE", 32)
+    monkeypatch.setattr(hours_module, "UNTRAINED_SIZE", 48)
     table = TABLES["table2"]()
     rows = [("resnet18", "random init.", "0", "0"), ("resnet18", "sid (the paper's)", "10,000", "200")]
     monkeypatch.setitem(TABLES, "table2", lambda: table._replace(cells=tuple(c for c in table.cells if c.row in rows)))
@@ -182,10 +182,10 @@ def test_rows_have_several_seeds_and_another_recipe(tmp_path):
     wide = ["reproduce", "relation", *SMALL, "--change", "hidden=16", "--recipe", "sid-small", "--out", str(out)]
     assert main([*wide, "--seeds", "2"]) == 0
     cells = [cell for cell in cells_of(out, "relation-sid-small") if cell["column"] == "knn"]
-    assert [cell["share of neighbours"] for cell in cells] == ["0", "0.25", "0.5", "0.75"]
+    assert [cell["share of neighbours"] for cell in cells] == ["0", "0.5", "growing to 0.9"]
     assert {cell["seeds"] for cell in cells} == {"2"}
     found = [json.loads(line) for line in (out / "found.jsonl").read_text().splitlines()]
-    first = [row["value"] for row in found if row["evaluation"] == "knn" and "relation" not in row["of"]]
+    first = [row["value"] for row in found if row["evaluation"] == "knn" and "relation=" not in row["of"]]
     assert len(first) == 2  # the recipe's own run, twice
     assert float(cells[0]["ours"]) == pytest.approx(sum(first) / 2)
     assert float(cells[0]["std"]) == pytest.approx(abs(first[0] - first[1]) / 2**0.5)
@@ -193,7 +193,7 @@ def test_rows_have_several_seeds_and_another_recipe(tmp_path):
     assert "- the recipe sid-small for the paper's method" in (out / "relation-sid-small.md").read_text()
     assert sorted(run.name for run in (out / "runs").iterdir() if "seed1" not in run.name) == [
         f"sid-sid-small-tiny-digits-2e-at-most-64-{change}image_size=16-dim=16-hidden=16"
-        for change in ("", "relation=0.25-", "relation=0.5-", "relation=0.75-")
+        for change in ("", "relation=0.5-relation_rise=0.1-", "relation=0.9-relation_rise=0.95-")
     ]
 
 
@@ -235,10 +235,12 @@ def test_rows_whose_data_is_there_can_be_made_alone(tmp_path, capsys, monkeypatc
         ("rivals --methods pid --change dim=3", "unknown field 'dim'"),
         ("table8 --detect scale=0.1", "the table decides it"),
         ("table8 --change data=digits", "--change data=… is not for the command line"),
+        ("table8 --change kl=none", "--change kl=… is not for this table: it is what its rows differ in"),
+        ("rivals --change lr=0.1", "--change lr=… is not for this table"),
         ("table8 --change seed=3 --seeds 2", "--change seed=… is not for the command line"),
         ("table8 --change out=elsewhere", "--change out=… is not for the command line"),
         ("table8 --methods moco", "no row of this table is left to run"),
-        ("table8 --recipe moco-small", "is not one of the paper's method: use one of demo, paper, sid-small"),
+        ("table8 --recipe moco-small", "is not one of the paper's method: use one of demo, paper, sid, sid-small"),
         ("table8 --with probing", "unknown evaluation 'probing'"),
     ],
 )
@@ -320,7 +322,7 @@ def test_transfer_and_detection_from_subsets(tmp_path, monkeypatch):
     shutil.copytree(voc / "VOC2007", voc / "VOC2012")
     arguments = (
         "reproduce table2 --images 16 --scale 0.0001 --with knn --use imagenet=digits --use tiny-imagenet=digits "
-        "--change image_size=32 --change stem=standard "
+        "--change image_size=32 "
         "--change dim=16 --change hidden=16 --detect size_scale=0.1 --detect batch_size=2 --detect crops=4 "
         f"--detect norm_steps=1 --device cpu --out {out} --use voc={voc}"
     ).split()
@@ -348,7 +350,7 @@ def test_coco_rows_quote_what_the_paper_quotes(tmp_path, monkeypatch):
     out, coco = tmp_path / "r", write_coco(tmp_path)
     arguments = (
         "reproduce table5 --images 16 --scale 0.00002 --use imagenet=digits --change image_size=32 "
-        "--change stem=standard --change dim=16 --change hidden=16 --detect size_scale=0.1 --detect batch_size=2 "
+        "--change dim=16 --change hidden=16 --detect size_scale=0.1 --detect batch_size=2 "
         f"--detect crops=4 --detect norm_steps=1 --device cpu --out {out} --use coco={coco}"
     ).split()
     assert main(arguments) == 0
@@ -357,6 +359,30 @@ def test_coco_rows_quote_what_the_paper_quotes(tmp_path, monkeypatch):
     ours = [cell for cell in cells_of(out, "table5") if cell["quoted"] == "False"]
     assert len(ours) == 6
     assert all(cell["ours"] for cell in ours)
+
+
+def test_what_detectors_cannot_use_is_said_before_anything_is_pretrained(tmp_path, capsys):
+    pytest.importorskip("faster_coco_eval")
+    out, coco = tmp_path / "r", write_coco(tmp_path)
+    arguments = f"reproduce table5 --images 16 --scale 0.00002 --device cpu --out {out} --use coco={coco}"
+    arguments = [*arguments.split(), "--use", "imagenet=digits"]
+    assert main([*arguments, "--use", "resnet18=tiny"]) == 1
+    assert "detection takes resnet18 or resnet50, not tiny" in capsys.readouterr().err
+    next((coco / "train2017").glob("*.jpg")).unlink()
+    assert main(arguments) == 1
+    assert "is missing; mend it" in capsys.readouterr().err
+    assert not list(out.rglob("recipe.json"))
+
+
+def test_a_table_of_which_nothing_came_to_its_end_is_a_failure(tmp_path, monkeypatch, capsys):
+    def failing(*_, **__):
+        raise UserError("the remedy stands at the end of " + "a long sentence " * 30 + ": here")
+
+    monkeypatch.setattr(run_module, "pretrain", failing)
+    assert main(["reproduce", "table8", *SMALL, "--out", str(tmp_path / "r")]) == 1
+    said = capsys.readouterr().err
+    assert "no run of this table came to its end: the remedy stands" in said
+    assert said.rstrip().endswith(": here")
 
 
 def test_cells_are_made_by_the_data_that_is_there(tmp_path, monkeypatch):
@@ -370,7 +396,7 @@ def test_cells_are_made_by_the_data_that_is_there(tmp_path, monkeypatch):
     out, coco = tmp_path / "r", write_coco(tmp_path)
     arguments = (
         f"reproduce table4 --images 16 --scale 0.00001 --use imagenet=digits --data-dir {tmp_path / 'none'} "
-        "--change image_size=32 --change stem=standard --change dim=16 --change hidden=16 --detect size_scale=0.1 "
+        "--change image_size=32 --change dim=16 --change hidden=16 --detect size_scale=0.1 "
         f"--detect batch_size=2 --detect crops=4 --detect norm_steps=1 --device cpu --out {out} --use coco={coco}"
     ).split()
     assert main(arguments) == 1

@@ -57,6 +57,7 @@ def test_on_a_gpu_the_defaults_that_were_measured_there(monkeypatch):
         "cutmix": 0.5,
         "bank_momentum": 0.2,
         "relation": 0.9,
+        "relation_rise": 0.95,
     }
     assert values(True, image_size=224)["stem"] == "standard"
     assert values(True, num_images=480, epochs=100)["compile"] is False  # 1,500 steps are over before a compiler is

@@ -150,6 +150,10 @@ def break_encoding(root):
     file.write_text('<?xml version="1.0" encoding="klingon"?>' + file.read_text())
 
 
+def break_list(root):
+    (root / "VOC2007" / "Annotations" / "000002.xml").unlink()
+
+
 def break_box(root):
     file = root / "VOC2007" / "Annotations" / "000002.xml"
     file.write_text(file.read_text().replace("<xmin>21</xmin>", "<xmin>nan</xmin>"))
@@ -159,6 +163,7 @@ def break_box(root):
     ("breaking", "words", "left", "note"),
     [
         (break_missing, "000002.jpg is missing", 3, {"pictures skipped as broken": 1}),
+        (break_list, "000002.xml is missing", 3, {"annotations skipped as broken": 1}),
         (break_header, "cannot be read as a picture", 3, {"pictures skipped as broken": 1}),
         (break_size, "has 80×100 pixels, and its annotation says 90×100", 3, {"pictures skipped as broken": 1}),
         (break_category, "unknown category 'unicorn'", 4, {"objects skipped as broken": 1}),
@@ -186,6 +191,33 @@ def test_pictures_cut_short_are_found_where_they_are_to_be_skipped(tmp_path):
     assert load_voc(root, (2007,), "trainval", skip_broken=True).notes == {"pictures skipped as broken": 1}
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"segmentation": [["a"] * 6]},
+        {"segmentation": [[[1, 2]] * 6]},
+        {"bbox": [1, 2]},
+        {"bbox": None},
+        {"category_id": None},
+        {"area": "large"},
+    ],
+)
+def test_one_object_of_coco_that_cannot_be_read_is_named_or_skipped(tmp_path, change):
+    root, content = write_coco(tmp_path), coco_content()
+    file = root / "annotations" / "instances_train2017.json"
+    whole = load_coco(root, "train2017", masks=True)
+    content["annotations"][0] |= change
+    file.write_text(json.dumps(content))
+    number = content["annotations"][0]["id"]
+    with pytest.raises(
+        UserError, match=f"the object {number} of .*jpg in COCO train2017 cannot be read.*--skip-broken"
+    ):
+        load_coco(root, "train2017", masks=True)
+    found = load_coco(root, "train2017", masks=True, skip_broken=True)
+    assert found.notes["objects skipped as broken"] == 1
+    assert len(found.truth["annotations"]) == len(whole.truth["annotations"]) - 1
+
+
 def test_coco_files_that_are_none(tmp_path):
     root = write_coco(tmp_path)
     file = root / "annotations" / "instances_train2017.json"
@@ -201,12 +233,11 @@ def test_coco_files_that_are_none(tmp_path):
         file.write_text(text)
         with pytest.raises(UserError, match=words):
             load_coco(root, "train2017", masks=False)
-    for change in ({"segmentation": [["a"] * 6]}, {"segmentation": [[[1, 2]] * 6]}, {"image_id": float("inf")}):
-        content = coco_content()
-        content["annotations"][0] |= change
-        file.write_text(json.dumps(content))
-        with pytest.raises(UserError, match="is not a COCO annotation file"):
-            load_coco(root, "train2017", masks=True)
+    content = coco_content()
+    content["annotations"][0]["image_id"] = float("inf")
+    file.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="is not a COCO annotation file"):
+        load_coco(root, "train2017", masks=True)
     content = coco_content()
     content["annotations"][0]["category_id"] = 99
     file.write_text(json.dumps(content))

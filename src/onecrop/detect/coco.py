@@ -2,6 +2,7 @@
 
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ def load_coco(folder: Path, part: str, masks: bool, skip_broken: bool = False) -
             (int(row["id"]), int(row["width"]), int(row["height"]), str(row["file_name"])) for row in content["images"]
         ]
         for row_id, width, height, name in images:
-            objects = [_object(row) for row in of_image.pop(row_id, [])]
+            objects = list(_objects(of_image.pop(row_id, []), name, collector))
             if masks:
                 objects = [item for item in objects if _has_outline(item, name, width, height, collector)]
             collector.add(folder / part / name, row_id, width, height, objects)
@@ -65,6 +66,16 @@ def _read(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a COCO annotation file: it holds no dictionary")
     return content
+
+
+def _objects(rows: list[dict[str, Any]], picture: str, collector: Collector) -> Iterator[Object]:
+    """Those that can be read; of others it is said which."""
+    for row in rows:
+        try:
+            yield _object(row)
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
+            what = f"the object {row.get('id')} of {picture} in {collector.name}"
+            collector.refuse(f"{what} cannot be read ({type(error).__name__}: {error})", "objects")
 
 
 def _object(row: dict[str, Any]) -> Object:

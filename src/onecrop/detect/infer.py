@@ -1,5 +1,6 @@
 """From a trained detector and pictures to detections in COCO's result format."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -17,14 +18,18 @@ AHEAD = 2 * READERS  # pictures read before they are asked for
 
 
 @torch.no_grad()
-def detect_all(model: Detector, pictures: DetectionSet, sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """At most 100 detections a picture, one picture at a time, in the pixels of the files."""
+def detect_all(
+    model: Detector, pictures: DetectionSet, sizes: Sizes, device: torch.device, interrupted: Sequence[int] = ()
+) -> list[dict[str, Any]]:
+    """At most 100 detections a picture, one picture at a time, in the pixels of the files; fewer where interrupted."""
     model.eval()
     progress, rows = Progress(), list[dict[str, Any]]()
     with ThreadPoolExecutor(READERS, thread_name_prefix="onecrop-pictures") as pool:
         waiting: list[Future[Sample]] = []
         queue = iter(pictures.pictures)
         for done, picture in enumerate(pictures.pictures, 1):
+            if interrupted:
+                break
             while len(waiting) < AHEAD and (ahead := next(queue, None)) is not None:
                 waiting.append(pool.submit(read_sample, ahead, sizes.test, sizes.longest, False, False))
             sample = waiting.pop(0).result().to(device)

@@ -5,6 +5,7 @@ detections.json is written last: a run that has it is finished, and can be score
 
 import json
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import torch
@@ -30,7 +31,12 @@ class DetectRun(Run):
         return self.detections_file.exists()
 
     def recipe(self) -> Any:
-        return self.read_recipe(DetectRecipe.from_json, "a detection run")
+        return self.read_recipe(DetectRecipe.from_json, "a detection run", "schedule")
+
+    @property
+    def way_on(self) -> str:
+        """What to say to whoever stopped it."""
+        return f"continue with `onecrop detect --out {quote(self.folder.as_posix())} --resume`"
 
     def write_truth(self, truth: dict[str, Any]) -> None:
         write_atomically(self.truth_file, json.dumps(truth).encode())

@@ -147,7 +147,7 @@ class Collector:
         """The set, once every picture's file has been looked at."""
         good = self._check_files()
         if not good:
-            raise UserError(f"{self.name} has no usable picture")
+            raise UserError(f"{self.name} has no usable picture: choose another part with --train-part and --test-part")
         images = [image for image in self.images if image["id"] in good]
         annotations = [row for row in self.annotations if row["image_id"] in good]
         categories = [{"id": number, "name": name} for number, name in self.categories]

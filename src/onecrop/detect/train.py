@@ -3,7 +3,6 @@
 import time
 from dataclasses import replace
 from pathlib import Path
-from shlex import quote
 from typing import Any, cast
 
 import torch
@@ -53,7 +52,11 @@ def detect(recipe: DetectRecipe, *, resume: bool = False) -> list[dict[str, Any]
         training.restore()
         training.run_to_end()
         run.write_truth(test.truth)
-        run.write_detections(detect_all(training.model, test, recipe.sizes(), device))
+        with interruptible() as interrupted:
+            found = detect_all(training.model, test, recipe.sizes(), device, interrupted)
+        if interrupted:
+            raise StoppedError(f"stopped while testing, with all steps taken and saved: {run.way_on}")
+        run.write_detections(found)
         return score_run(run.folder)
 
 
@@ -133,10 +136,7 @@ class Training:
                         self._save()
                         last_saved = time.monotonic()
                     if interrupted:
-                        raise StoppedError(
-                            f"stopped at step {self.step:,} of {total:,}; saved: "
-                            f"continue with `onecrop detect --out {quote(self.run.folder.as_posix())} --resume`"
-                        )
+                        raise StoppedError(f"stopped at step {self.step:,} of {total:,}; saved: {self.run.way_on}")
             self._measure_norms()
         finally:
             self.batches.close()

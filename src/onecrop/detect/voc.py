@@ -40,7 +40,7 @@ def _names(base: Path, part: str) -> list[str]:
         raise UserError(f"{file} cannot be read, the list of the part {part!r}; {there}") from None
     names = list(dict.fromkeys(line.split()[0] for line in lines if line.strip()))
     if not names:
-        raise UserError(f"{file} names no picture")
+        raise UserError(f"{file} names no picture: choose another part with --train-part and --test-part")
     return names
 
 
@@ -53,8 +53,8 @@ def _add(collector: Collector, base: Path, stem: str) -> None:
         if min(width, height) < 1:
             raise ValueError(f"a size of {width}×{height}")
     except (OSError, ElementTree.ParseError, ValueError, LookupError) as error:  # the last: an unknown encoding
-        reason = error.strerror if isinstance(error, OSError) else error
-        collector.refuse(f"{file} is not a VOC annotation ({reason})", "annotations")
+        fault = "is missing" if isinstance(error, FileNotFoundError) else f"is not a VOC annotation ({error})"
+        collector.refuse(f"{file} {fault}", "annotations")
         return
     picture = base / "JPEGImages" / f"{stem}.jpg"
     collector.add(picture, len(collector.pictures) + 1, width, height, objects)

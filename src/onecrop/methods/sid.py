@@ -50,7 +50,7 @@ class SidSettings(Settings):
     relation: Annotated[float | None, "share of the target that neighbours of the own row get; 0: off"] = None
     relation_temperature: Annotated[float, "of the softmax over neighbours"] = 0.1
     relation_start: Annotated[float, "share of the run before it"] = 0.05
-    relation_rise: Annotated[float, "share of the run over which it grows from 0"] = 0.95
+    relation_rise: Annotated[float | None, "share of the run over which it grows from 0"] = None
 
 
 class Sid(Method):
@@ -146,6 +146,7 @@ class Sid(Method):
         """For the next step the relation's weight, 0 up to its start and then rising linearly, and m."""
         s = self.settings
         if s.relation:
+            assert s.relation_rise is not None
             risen = ((progress - s.relation_start) / s.relation_rise).clamp(0, 1)
             self.relation_weight.copy_(s.relation * risen)
         if self.bank_momentum is not None:

@@ -152,7 +152,12 @@ def need_feature_map(backbone: Backbone, image_size: int) -> None:
     """Refuse a network whose feature map is not [B, dim, h, w] with something to cut apart."""
     try:
         shape = feature_map(copy.deepcopy(backbone).eval(), torch.zeros(2, 3, image_size, image_size)).shape
-    except (AttributeError, TypeError, RuntimeError):
+    except AttributeError:
+        raise UserError(
+            f"{type(backbone).__name__} does not show the map that it pools, which this method cuts apart: give it a "
+            "method `features`, images -> [B, dim, h, w]"
+        ) from None
+    except (TypeError, RuntimeError):
         shape = torch.Size()
     if len(shape) != 4 or shape[1] != backbone.dim or min(shape[2:]) < 2:
         raise UserError(
@@ -198,6 +203,8 @@ def build_backbone(
 
 
 def module_name(module: nn.Module) -> str:
+    if not isinstance(module, nn.Module):
+        raise UserError(f"backbone={module!r} is not a module: a network's name goes into the recipe")
     return f"{MODULE}{type(module).__name__}"
 
 

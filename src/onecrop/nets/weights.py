@@ -119,9 +119,11 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], str]:
         return state, (facts or {}).get("stem") or "standard"
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # of many kinds, by what the file is
-        reason = " ".join(str(error).split())[:150] or type(error).__name__
-        raise UserError(f"{path} cannot be read as weights: it is damaged, or holds more ({reason})") from None
+    except Exception:  # of many kinds, by what the file is
+        raise UserError(
+            f"{path} cannot be read as weights: it is damaged, or holds more than tensors, which would have to be "
+            "executed: save model.state_dict() alone"
+        ) from None
     if not isinstance(state, dict) or not all(isinstance(value, Tensor) for value in state.values()):
         raise UserError(f"{path} does not hold a plain state dict: save model.state_dict() alone")
     return state, "standard"

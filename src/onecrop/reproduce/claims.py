@@ -30,7 +30,12 @@ def optimizers() -> Table:
 
 def relation() -> Table:
     """sid with and without its neighbours in the bank as soft targets; CIFAR-10"""
-    return _settings("The relation term", "share of neighbours", _each("relation", (0.0, 0.25, 0.5, 0.75)))
+    rows: dict[str, Changes] = {
+        "0": (("relation", 0.0),),
+        "0.5": (("relation", 0.5), ("relation_rise", 0.1)),
+        "growing to 0.9": (("relation", 0.9), ("relation_rise", 0.95)),
+    }
+    return _settings("The relation term", "share of neighbours", rows)
 
 
 def rows() -> Table:
@@ -80,10 +85,6 @@ def nets() -> Table:
             cells += _scored((backbone, NAMES[method]), training)
             cells.append(Cell((backbone, NAMES[method]), "hours", None, training, Measure("hours")))
     return Table("Small networks on CIFAR-100", ("backbone", "method"), tuple(cells))
-
-
-def _each(field: str, values: tuple[float, ...]) -> dict[str, Changes]:
-    return {f"{value:g}": ((field, value),) for value in values}
 
 
 def _settings(title: str, head: str, rows: Mapping[str, Changes]) -> Table:

@@ -9,10 +9,12 @@ from onecrop.data.archives import is_archive
 from onecrop.data.scan import list_pictures
 from onecrop.data.sources import FOLDERS, Request
 from onecrop.detect.recipe import DetectRecipe
+from onecrop.detect.train import load_sets
+from onecrop.detect.weights import NETS
 from onecrop.errors import UserError
 from onecrop.reproduce.measure import probe_of
 from onecrop.reproduce.options import Options
-from onecrop.reproduce.plan import DETECTION, Step, detection_folder
+from onecrop.reproduce.plan import DETECTION, Step, detection_folder, detection_recipe
 from onecrop.reproduce.tables import Measure
 
 OWN = ("hours", "memory", "instances")  # what every run says of itself, whatever else is measured on it
@@ -81,6 +83,19 @@ def count_images(data: str, data_dir: str) -> int:
         parts = (root / "train", root)
         return len(list_pictures(next(part for part in parts if part.exists())).entries)
     return len(load(data, "train", Request(data_dir)))  # which says what is wrong with the name
+
+
+def need_detection(steps: Sequence[Step]) -> None:
+    """Read what detectors are trained and tested on, and look at their networks, before anything is pretrained."""
+    seen = set[str]()
+    for step in steps:
+        for kind in dict.fromkeys(what.kind for what in step.measures if what.kind in DETECTION):
+            backbone = step.options.stand_in(step.training.backbone)
+            if backbone not in NETS:
+                raise UserError(f"detection takes {' or '.join(NETS)}, not {backbone}: drop that --use")
+            if kind not in seen:
+                load_sets(detection_recipe(step, kind).resolved())
+                seen.add(kind)
 
 
 def count_tested(kind: str, options: Options) -> int:

@@ -74,6 +74,10 @@ def _check_change(table: Table, options: Options) -> None:
     recipes = [_published(training, options) for training in trainings if training.method != UNTRAINED]
     if recipes:
         need_fields(options.change, recipes)
+    decided = dict(change for training in trainings for change in training.changes)
+    for name in options.change:
+        if name in decided:
+            raise UserError(f"--change {name}=… is not for this table: it is what its rows differ in")
 
 
 def recipe_of(training: Training, options: Options) -> Recipe:
@@ -82,6 +86,7 @@ def recipe_of(training: Training, options: Options) -> Recipe:
             "data": options.stand_in(training.data),
             "data_dir": options.data_dir,
             "backbone": options.stand_in(training.backbone),
+            "stem": "standard" if training.data == "imagenet" else None,  # detectors take no other
             "epochs": _scaled(training.epochs, options.scale),
             "subset": training.subset,
             "seed": options.seed,

@@ -18,7 +18,7 @@ from onecrop.report.reproduction import plan_text, write_reproduction
 from onecrop.reproduce.catalogue import find_table
 from onecrop.reproduce.hours import Forecasts
 from onecrop.reproduce.measure import Found, Record
-from onecrop.reproduce.needed import OFFICIAL, DataThere, look_for_data, possible
+from onecrop.reproduce.needed import OFFICIAL, DataThere, look_for_data, need_detection, possible
 from onecrop.reproduce.options import Options
 from onecrop.reproduce.plan import Step, limited, make_plan, plan_step
 from onecrop.reproduce.tables import Cell, Table
@@ -49,6 +49,7 @@ def reproduce(name: str, options: Options, *, plan_only: bool = False, skip_miss
         return None
     steps = [step for step in steps if step.measures]
     _need_packages(table, steps)
+    need_detection(steps)
     return run_plan(name, table, steps, record, options)
 
 
@@ -108,6 +109,8 @@ def run_plan(name: str, table: Table, steps: Sequence[Step], record: Record, opt
         runs = [step.recipe.out for step in everything if step.recipe is not None and step.is_finished]
         if runs:  # maps, where the figure is about them, have been made with its cells
             print(report(runs, Path(options.out) / f"{options.result_name(name)}.html", points=0))
+    if to_do and len(failed) == len(to_do):
+        raise UserError(f"no run of this table came to its end: {next(iter(failed.values()))}")
     return path
 
 

@@ -218,7 +218,7 @@ CLAIMS = (
     Claim(
         "Neighbours in the bank as soft targets are better than none",
         "ours",
-        _setting("relation", "0.5", "0", columns=PROBES),
+        _setting("relation", "0.5", "0", columns=PROBES) + _setting("relation", "growing to 0.9", "0", columns=PROBES),
     ),
     Claim(
         "10,000 drawn rows do as well as all, 1,000 too",
