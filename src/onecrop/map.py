@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from onecrop.data import ImageSet, load
+from onecrop.data import SOURCES, ImageSet, load
 from onecrop.data.duplicates import Originals, look_at
 from onecrop.data.images import subset_index
 from onecrop.data.sources import Request, has_test_part
 from onecrop.embed import features_of
-from onecrop.errors import UserError, from_extra
+from onecrop.errors import UserError, from_extra, unknown
 from onecrop.files import atomically, read_json, sha256_of, write_json
 from onecrop.nets import read_backbone
 from onecrop.report.page import write_page
@@ -52,6 +52,8 @@ def report(
     folders = [Path(run) for run in runs]
     if points and points < FEWEST:
         raise UserError(f"--points {points} is too few for a map: at least {FEWEST}, or 0 for a page without one")
+    if data is not None and data not in SOURCES and not Path(data).exists():
+        raise unknown("data set (and no such folder)", data, SOURCES)
     name_runs([read_run(folder) for folder in folders])  # all of them can be read, before the work
     for folder in folders if points else ():
         try:

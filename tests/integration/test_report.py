@@ -187,6 +187,7 @@ def test_bad_input_is_one_sentence(runs, tmp_path, capsys, monkeypatch):
         ([str(tmp_path)], "is not a run folder"),
         ([str(runs[0]), str(runs[0])], "named twice"),
         ([str(runs[0]), "--points", "3"], "too few for a map"),
+        ([str(runs[0]), "--data", "digit"], "did you mean 'digits'?"),
     ):
         assert main(["report", *arguments]) == 1
         assert sentence in capsys.readouterr().err
