@@ -51,19 +51,19 @@ class Run:
         return self.backbone_file.exists()
 
     def recipe(self) -> Recipe:
-        return self.read_recipe(Recipe.from_json, "a run folder", "method")
+        return self.read_recipe(Recipe.from_json, "a run folder", "schedule")
 
-    def read_recipe(self, parse: Callable[[Any], AnyRecipe], kind: str, field: str) -> AnyRecipe:
-        """field: one that recipes of this kind have, and those of another kind of run have not."""
+    def read_recipe(self, parse: Callable[[Any], AnyRecipe], kind: str, foreign: str) -> AnyRecipe:
+        """foreign: a field that recipes of another kind of run have, and those of this kind have not."""
         try:
             content = json.loads(self.recipe_file.read_text())
-            if not isinstance(content, dict) or not content or field in content:
+            if not isinstance(content, dict) or foreign not in content:
                 return parse(content)
         except FileNotFoundError:
             raise UserError(f"{self.folder} is not {kind}: it has no recipe.json") from None
         except (ValueError, TypeError, OSError) as error:
             raise UserError(f"{self.recipe_file} cannot be read: {error}") from None
-        raise UserError(f"{self.folder} is not {kind} of this verb: its recipe has no {field!r}")
+        raise UserError(f"{self.folder} is not {kind} of this verb: its recipe has the field {foreign!r}")
 
     def refuse(self, recipe: Recipe, resume: bool) -> None:
         """A folder that is not to be overwritten, or was begun with another recipe: said before any work is done."""

@@ -179,5 +179,5 @@ def test_modules_that_are_no_backbones(small_recipe):
         pretrain(small_recipe, backbone=own)
     with pytest.raises(UserError, match="--stem small does not go with module/Own"):
         pretrain(small_recipe.override({"stem": "small"}), backbone=Own())
-    with pytest.raises(UserError, match="has no feature map"):
+    with pytest.raises(UserError, match="does not show the map that it pools"):
         build("jigclu", "module/Own", given=Own())

@@ -31,7 +31,7 @@ class DetectRun(Run):
         return self.detections_file.exists()
 
     def recipe(self) -> Any:
-        return self.read_recipe(DetectRecipe.from_json, "a detection run", "schedule")
+        return self.read_recipe(DetectRecipe.from_json, "a detection run", "method")
 
     @property
     def way_on(self) -> str:
