@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -140,11 +141,13 @@ def test_few_images_are_seen_for_as_many_epochs_or_for_as_many_steps():
 
 
 def test_every_rival_is_trained_by_muon_too():
-    recipes = [step.recipe for step in make_plan(find_table("rivals")[1], Options())]
+    *recipes, longer = [step.recipe for step in make_plan(find_table("rivals")[1], Options())]
     own, by_muon = recipes[::2], recipes[1::2]
     assert [recipe.method for recipe in own] == [recipe.method for recipe in by_muon]
     assert {recipe.optimizer for recipe in own} == {"sgd"}
     assert {(recipe.optimizer, recipe.lr, recipe.weight_decay) for recipe in by_muon} == {("muon", 0.02, 0.05)}
+    ours = next(recipe for recipe in by_muon if recipe.method == "sid")
+    assert longer == replace(ours, epochs=2 * ours.epochs, out=longer.out)  # as many crops as methods of two
 
 
 def test_scores_are_drawn_against_the_costs_that_are_known(tmp_path):
