@@ -113,16 +113,18 @@ class Training:
         self.train_step = TrainStep(self.method, self.optimizer, loader, recipe.seed, fast, bool(recipe.compile))
         dtype = getattr(torch, recipe.precision)
         self.forecast = forecast_memory(self.method, loader, recipe.crop_size, dtype)
-        need_step(self.forecast, self.batch_size, self.device)
+        need_step(self.forecast, self.method, self.batch_size, self.device)
         self.step = 0
+        self.prepared = 0.0  # seconds of what stands before the first step: they count to the first epoch
 
     def run_to_end(self) -> None:
         started = last_saved = time.monotonic()
         self.run.say(describe_memory(self.forecast))
         if self.step == 0:
             self.method.prepare(self.loader)
+            self.prepared = self._since(started)
             calibrated = "bank calibrated, " * bool(getattr(self.recipe.settings, "calibrate", False))
-            self.run.say(f"{calibrated}data loaded in {self._since(started):.1f} s")
+            self.run.say(f"{calibrated}data loaded in {self.prepared:.1f} s")
         else:
             self.run.say(f"resumed at step {self.step:,} of {self.total_steps:,}")
         self.progress = Progress(None if self.group.first else sys.stdout)
@@ -201,12 +203,16 @@ class Training:
     def _finish_epoch(self, means: dict[str, float], line: str) -> None:
         epoch = self.step // self.steps_per_epoch
         row: dict[str, Any] = {"epoch": epoch, "step": self.step, "lr": self.learning_rate(self.step - 1), **means}
-        row["images_per_second"] = self.epoch.steps_per_second(self.step) * self.batch_size
+        rate = self.epoch.steps_per_second(self.step)
+        # of all its steps at the rate of those that were timed: some may have run before a resume, or compiled
+        steps = self.steps_per_epoch / rate if rate else self.epoch.seconds()
         row |= {
-            "seconds": self.epoch.seconds(),
+            "images_per_second": rate * self.batch_size,
+            "seconds": self.prepared + steps,
             "data_wait": self.epoch.waiting(),
             "peak_memory": peak_memory(self.device),
         }
+        self.prepared = 0.0
         self.run.add_metrics(row)
         self.run.log(line)
         self.train_step.reset_sums()

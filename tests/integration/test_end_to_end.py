@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +17,9 @@ from safetensors.torch import load_file
 import onecrop
 from onecrop.cli import main
 from onecrop.files import read_json_lines
+from onecrop.methods.sid import Sid
 from onecrop.step import TrainStep
+from onecrop.train import pretrain
 
 SMALL = "--backbone tiny --subset 256 --image-size 16 --batch-size 64 --dim 32 --hidden 64 --cutmix 0.5".split()
 
@@ -131,6 +134,18 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, opti
     arguments = ["shapes", "--epochs", "6", "--optimizer", optimizer, "--probe-every", "3"]
     # after the folder appears: before, between and inside checkpoints
     assert kill_while_training(tmp_path, arguments, (2.0, 0.15, 0.4, 0.7)) >= 1
+
+
+def test_an_epoch_counts_its_preparation_and_what_ran_before_a_resume(small_recipe, killed_at, monkeypatch):
+    honest = Sid.prepare
+    monkeypatch.setattr(Sid, "prepare", lambda self, loader: (time.sleep(0.5), honest(self, loader))[1])
+    recipe = replace(small_recipe, checkpoint_seconds=0)
+    with killed_at(6):  # in the second epoch of four steps
+        pretrain(recipe)
+    rows = read_json_lines(pretrain(recipe, resume=True) / "metrics.jsonl")
+    beside_steps = [row["seconds"] - 256 / row["images_per_second"] for row in rows]
+    assert beside_steps[0] >= 0.5
+    assert beside_steps[1] == pytest.approx(0)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
