@@ -55,16 +55,20 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
     )
 
 
-def need_step(parts: dict[str, int], batch_size: int, device: torch.device) -> None:
+def need_step(parts: dict[str, int], method: Method, batch_size: int, device: torch.device) -> None:
     """Refuse, before the first step, one that takes more than is free: a system short of memory kills without a word.
 
-    parts: of `forecast_memory`, of which data, bank and network are there already.
+    parts: of `forecast_memory`, of which data, bank and weights are there already.
     """
-    coming, free = parts["activations"] + parts["loss"], free_memory(device)
-    if free is not None and coming > MARGIN * free:
+    kept, free = parts["network"] - _bytes(method.parameters()), free_memory(device)  # gradients, momentum: exact
+    passing = parts["activations"] + parts["loss"]
+    if free is not None and kept + passing / MARGIN > free:
+        remedy = "lower --batch-size or --image-size"
+        if kept > passing:
+            remedy = "take a smaller --backbone or, under pid, a smaller --subset"
         raise UserError(
-            f"a batch of {batch_size:,} needs about {readable(coming)} beside data, bank and network, "
-            f"and {readable(free)} are free on {device}: lower --batch-size or --image-size"
+            f"a step of {batch_size:,} images needs about {readable(kept + passing)} beside data, bank and weights, "
+            f"and {readable(free)} are free on {device}: {remedy}"
         )
 
 

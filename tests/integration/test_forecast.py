@@ -124,16 +124,20 @@ def test_methods_without_a_table_are_never_refused(small_recipe, monkeypatch):
 def test_a_batch_that_does_not_fit_is_refused_before_the_first_step(small_recipe, tmp_path, monkeypatch):
     made, loader = build("sid", "tiny")
     parts = forecast_memory(made, loader, 16, torch.float32)
-    coming = parts["activations"] + parts["loss"]
-    for free in (None, coming / MARGIN):
-        monkeypatch.setattr("onecrop.forecast.free_memory", lambda device, free=free: free)
-        need_step(parts, 8, CPU)
-    monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: coming / MARGIN - 1)
-    with pytest.raises(UserError, match="lower --batch-size"):
-        need_step(parts, 8, CPU)
+    weights = sum(p.nbytes for p in made.parameters())
+    assert parts["network"] == 3 * weights  # gradients and momentum are yet to come
+    for step in (100 * weights, weights):  # what passes is the larger part, or what stays
+        parts |= {"activations": step - parts["loss"]}
+        needed = 2 * weights + step / MARGIN
+        for free in (None, needed):
+            monkeypatch.setattr("onecrop.forecast.free_memory", lambda device, free=free: free)
+            need_step(parts, made, 8, CPU)
+        monkeypatch.setattr("onecrop.forecast.free_memory", lambda device, needed=needed: needed - 1)
+        with pytest.raises(UserError, match="lower --batch-size" if step > 2 * weights else "smaller --backbone"):
+            need_step(parts, made, 8, CPU)
     bank = 256 * 2048 * 4  # fits, and nothing beside it
     monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: bank)
-    with pytest.raises(UserError, match=r"a batch of 64 needs about .* free on cpu: lower --batch-size"):
+    with pytest.raises(UserError, match=r"a step of 64 images needs about .* free on cpu: lower --batch-size"):
         pretrain(small_recipe.override({"dim": 2048, "precision": "float32"}))
     assert not (tmp_path / "run").exists()
 

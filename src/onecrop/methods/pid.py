@@ -48,7 +48,7 @@ class Pid(Method):
     def tables(
         cls, settings: PidSettings, feature_dim: int, num_images: int, batch_size: int, dtype: torch.dtype
     ) -> dict[str, int]:
-        logits = 2 * batch_size * num_images * dtype.itemsize  # and their slopes
+        logits = batch_size * num_images * (dtype.itemsize + torch.float32.itemsize)  # widened for the softmax
         return {"classifier": num_images * feature_dim * torch.float32.itemsize, "logits": logits}
 
     def forward(self, batch: Batch) -> dict[str, Tensor]:
