@@ -15,7 +15,7 @@ from onecrop.device import full_memory
 from onecrop.distributed import joined, world
 from onecrop.errors import StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS
-from onecrop.flags import Parser, add_field, add_fields, add_settings, at_home, count
+from onecrop.flags import Parser, add_field, add_fields, add_settings, at_home, count, listed
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
 from onecrop.recipe import Recipe, describe_hint, hints, named_values
@@ -116,9 +116,9 @@ def compare_verb(arguments: Sequence[str]) -> None:
     for name, hint in hints(Recipe).items():
         if name not in ("data", "out", "method", "backbone", "settings"):
             add_field(group, name, hint)
-    add_settings(parser, known.methods.split(","))
+    add_settings(parser, listed(known.methods))
     values = vars(parser.parse(arguments))
-    names = {key: values.pop(key).split(",") for key in ("methods", "backbones", "evaluations")}
+    names = {key: listed(values.pop(key)) for key in ("methods", "backbones", "evaluations")}
     seeds, out = values.pop("seeds"), Path(values.pop("out"))
     base = Recipe().override({name: value for name, value in values.items() if name in hints(Recipe)})
     values.pop("seed", None)  # the first of the seeds
@@ -146,7 +146,7 @@ def sweep_verb(arguments: Sequence[str]) -> None:
     values = vars(parser.parse(arguments))
     values.pop("recipe")
     tries, seeds = values.pop("tries") or [""], values.pop("seeds")
-    evaluations, out = values.pop("evaluations").split(","), Path(values.pop("out", base.out))
+    evaluations, out = listed(values.pop("evaluations")), Path(values.pop("out", base.out))
     print("\n" + sweep(base.override(values), tries, seeds, out, evaluations).read_text("utf-8"))
 
 
@@ -207,7 +207,7 @@ def reproduce_verb(arguments: Sequence[str]) -> None:
     values |= {name: named_values(values[name], f"--{name}") for name in NAMED_VALUES}
     for name in ("change", "detect"):  # fields of recipes, written as flags are
         values[name] = {field.replace("-", "_"): value for field, value in values[name].items()}
-    values |= {name: tuple(filter(None, values[name].split(","))) for name in ("methods", "backbones")}
+    values |= {name: tuple(filter(None, listed(values[name]))) for name in ("methods", "backbones")}
     table, flags = values.pop("table"), {"plan_only": values.pop("plan"), "skip_missing": values.pop("skip_missing")}
     path = reproduce(table, Options(**values), **flags)
     if path is not None:

@@ -18,6 +18,7 @@ from onecrop.errors import RecipeError, StoppedError, UserError, unknown
 from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.files import locked, read_json_lines, write_atomically
 from onecrop.methods import METHODS
+from onecrop.nets.backbones import MODULE
 from onecrop.recipe import Recipe, named_values, need_fields
 from onecrop.recipes import RECIPES, named
 from onecrop.report.comparison import FAILURE, add_to_plan, is_own_score, write_comparison
@@ -121,6 +122,8 @@ def need_all(members: Iterable[Recipe]) -> None:
     """Refuse members that were begun with other settings, and data that is not there or has no labels to score by."""
     by_data = {}
     for recipe in members:
+        if str(recipe.backbone).startswith(MODULE):
+            raise UserError(f"--backbones {recipe.backbone}: it is a module from Python, which no name makes")
         begun = Run(recipe.out)
         if begun.recipe_file.exists():
             begun.refuse_changes(recipe)

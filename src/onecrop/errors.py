@@ -37,7 +37,8 @@ def not_fatal() -> Iterator[None]:
 def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     """The error for a name that is in no table: nearest valid name first, then all, or of very many the near ones."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=5, cutoff=0.5)
+    small = {known.lower(): known for known in names}
+    near = [small[match] for match in get_close_matches(name.lower(), small, n=5, cutoff=0.5)]
     hint = f"did you mean {near[0]!r}? " if near else ""
     shown = ", ".join(names if len(names) <= MOST_SHOWN else near) or f"{len(names):,} names, none of them near it"
     return UserError(f"unknown {kind} {name!r}: {hint}choose one of {shown}")

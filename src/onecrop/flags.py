@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, NoReturn
 
 from onecrop.choices import CHOICES
-from onecrop.errors import UserError
+from onecrop.errors import UserError, unknown
 from onecrop.methods import METHODS
 from onecrop.recipe import Recipe, describe_hint, flag, hints
 
@@ -36,6 +36,11 @@ def at_home(argument: str) -> str:
     return option + equals + (os.path.expanduser(value) if value.startswith("~") else value)
 
 
+def listed(text: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in text.split(",")]
+
+
 def count(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text} is not a number of 1 or more")
@@ -61,7 +66,9 @@ def add_settings(parser: Parser, methods: Sequence[str]) -> None:
     group = parser.add_argument_group("settings of methods: each holds for those that have it")
     settings: dict[str, Any] = {}
     for method in methods:
-        settings |= hints(METHODS[method].Settings) if method in METHODS else {}
+        if method not in METHODS:
+            raise unknown("method", method, METHODS)
+        settings |= hints(METHODS[method].Settings)
     for name, hint in settings.items():
         add_field(group, name, hint)
 

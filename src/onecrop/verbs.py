@@ -9,7 +9,7 @@ from onecrop.evaluate import EVALUATIONS, evaluate
 from onecrop.evaluate.finetune import Budget, finetune
 from onecrop.export import FORMATS, export
 from onecrop.files import printable
-from onecrop.flags import Parser
+from onecrop.flags import Parser, listed
 from onecrop.map import POINTS, report
 from onecrop.recipe import check, flag
 from onecrop.report.claims import write_claims
@@ -34,7 +34,7 @@ def evaluate_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the probes [0]")
     parser.add_argument("--k", type=int, default=200, help="neighbours of the kNN vote [200]")
     values = vars(parser.parse(arguments))
-    values["evaluations"] = tuple(values["evaluations"].split(","))
+    values["evaluations"] = tuple(listed(values["evaluations"]))
     rows = evaluate(values.pop("run"), values.pop("data"), values.pop("evaluations"), **values)
     print(f"{result_table(rows)}\n{conditions(rows)}")
 
@@ -83,7 +83,7 @@ def fine_tune_verb(arguments: Sequence[str]) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of subsets, order and crops [0]")
     values = vars(parser.parse(arguments))
     budget = Budget(**{name: values.pop(name) for name in Budget._fields})
-    shares = [check("shares", float, share) for share in values.pop("shares").split(",")]
+    shares = [check("shares", float, share) for share in listed(values.pop("shares"))]
     print(share_table(finetune(**values, shares=shares, budget=budget)))
 
 

@@ -50,6 +50,9 @@ def finished(small_recipe):
         (["pretrain", "shapes", "--method", "sad"], "did you mean 'sid'"),
         (["pretrain", "shapes", "--backbone", "resnet19"], "did you mean 'resnet18'"),
         (["pretrain", "shapes", "--recipe", "papr"], "did you mean 'paper'"),
+        (["pretrain", "CIFAR10", "--out", "x"], "did you mean 'cifar10'"),
+        (["compare", "shapes", "--methods", "sid, mocoo", "--queue-size", "64"], "did you mean 'moco'"),
+        (["compare", "shapes", "--methods", "sid", "--backbones", "module/Own"], "a module from Python"),
         (["pretrain", "shapes", "--epohcs", "3"], "did you mean --epochs"),
         (["pretrain", "shapes", "--epochs", "x"], "--epochs 'x' is not valid"),
         (["pretrain", "shapes", "--epochs"], "expected one argument"),
@@ -113,7 +116,7 @@ def test_very_few_images(refused, tmp_path, count):
 
 def test_jigclu_says_what_it_cannot_cut(refused, tmp_path):
     run = ["--method", "jigclu", "--out", tmp_path / "run", "--subset", "64", "--batch-size", "8"]
-    assert "--image-size 17 must be even" in refused("pretrain", "shapes", *run, "--image-size", "17")
+    assert "17 px must be even" in refused("pretrain", "shapes", *run, "--image-size", "17")
     coarse = ["--backbone", "resnet18", "--stem", "standard", "--image-size", "32"]
     assert "no feature map of at least 2×2" in refused("pretrain", "shapes", *run, *coarse)
     assert not (tmp_path / "run").exists()

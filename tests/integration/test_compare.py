@@ -182,6 +182,17 @@ def test_a_failed_member_says_why_and_the_others_go_on(tmp_path):
     assert "must be even" in (out / "comparison.md").read_text()
 
 
+def test_a_damaged_member_says_so_and_the_others_go_on(tmp_path):
+    out = tmp_path / "c"
+    arguments = ["compare", "shapes", "--with", "knn", "--out", str(out), *SMALL, "--methods"]
+    assert main([*arguments, "pid"]) == 0
+    (out / "pid-tiny-0" / "provenance.json").write_text("{")
+    assert main([*arguments, "pid,jigclu"]) == 0
+    rows = {row["method"]: row for row in table(out)}
+    assert "provenance.json is missing or damaged: delete the folder" in rows["pid"]["failure"]
+    assert float(rows["jigclu"]["knn"]) > 0
+
+
 def test_a_member_that_could_not_begin_is_tried_again(tmp_path, monkeypatch):
     """Its folder holds nothing but why it failed: no reason to refuse it."""
     out = tmp_path / "c"

@@ -42,7 +42,9 @@ class Jigclu(Method):
     ) -> None:
         super().__init__(backbone, dtype)
         if image_size % 2:
-            raise UserError(f"jigclu cuts pictures in halves: --image-size {image_size} must be even")
+            raise UserError(
+                f"jigclu cuts crops in halves: {image_size} px must be even: change --image-size or --crop-resolution"
+            )
         need_feature_map(backbone, image_size)
         self.settings = settings
         self.head = two_layers(backbone.dim, settings.hidden, settings.dim)

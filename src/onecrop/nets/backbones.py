@@ -161,8 +161,9 @@ def need_feature_map(backbone: Backbone, image_size: int) -> None:
         shape = torch.Size()
     if len(shape) != 4 or shape[1] != backbone.dim or min(shape[2:]) < 2:
         raise UserError(
-            f"{type(backbone).__name__} at {image_size} px has no feature map of at least 2×2 with the {backbone.dim} "
-            "channels of its features, which this method cuts apart: choose another --backbone, --stem or --image-size"
+            f"{type(backbone).__name__} with crops of {image_size} px has no feature map of at least 2×2 with the "
+            f"{backbone.dim} channels of its features, which this method cuts apart: choose another --backbone, "
+            "--stem, --image-size or --crop-resolution"
         )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from onecrop.errors import UserError
-from onecrop.files import read_json_lines, write_atomically, write_json
+from onecrop.files import read_json, read_json_lines, write_atomically, write_json
 from onecrop.report.plots import plot_cost
 from onecrop.report.tables import csv_text, markdown_table
 
@@ -49,8 +49,7 @@ def write_comparison(folder: Path) -> Path:
 
 def _facts(folder: Path) -> Row:
     """What the rows of a published table need beside them, from the first run that began."""
-    for file in sorted(folder.glob("*/provenance.json")):
-        begun = json.loads(file.read_text())
+    for begun in filter(None, map(read_json, sorted(folder.glob("*/provenance.json")))):
         return {
             "title": folder.name,
             "command": begun["command"],
@@ -64,7 +63,8 @@ def _facts(folder: Path) -> Row:
 
 def _protocols(folder: Path) -> list[str]:
     """How the scores of the table were taken: a line an evaluation."""
-    rows = [row for file in sorted(folder.glob("*/recipe.json")) for row in _own_scores(file.parent)]
+    files = sorted(folder.glob("*/recipe.json"))
+    rows = [row for file in files if (recipe := read_json(file)) for row in _own_scores(file.parent, recipe)]
     return sorted({f"{row['evaluation']} ({row['data']}, {row['split']}): {row['protocol']}." for row in rows})
 
 
@@ -96,10 +96,12 @@ def _read(run: Path) -> Row:
         return {"failure": (run / FAILURE).read_text("utf-8")}
     if not (run / "recipe.json").exists():  # not begun
         return {}
-    recipe = json.loads((run / "recipe.json").read_text())
-    provenance = json.loads((run / "provenance.json").read_text())
+    recipe, provenance = read_json(run / "recipe.json"), read_json(run / "provenance.json")
+    if recipe is None or provenance is None:
+        damaged = "recipe.json" if recipe is None else "provenance.json"
+        return {"failure": f"{run / damaged} is missing or damaged: delete the folder, and begin the command again"}
     metrics = read_json_lines(run / "metrics.jsonl")
-    row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in _own_scores(run)}}
+    row: Row = {"recipe": _flat(recipe), "scores": {r["evaluation"]: r["accuracy"] for r in _own_scores(run, recipe)}}
     row |= {"crops": provenance["crops"], "networks": provenance["networks"]}
     if metrics:
         row["minutes"] = sum(m["seconds"] for m in metrics) / 60
@@ -109,8 +111,7 @@ def _read(run: Path) -> Row:
     return row
 
 
-def _own_scores(run: Path) -> list[Row]:
-    recipe = json.loads((run / "recipe.json").read_text())
+def _own_scores(run: Path, recipe: Row) -> list[Row]:
     return [r for r in read_json_lines(run / "results.jsonl") if r["of"] == "pretrained" and is_own_score(r, recipe)]
 
 
