@@ -158,20 +158,23 @@ def test_control_c_saves_and_says_how_to_go_on(small, monkeypatch, tmp_path):
     assert main(["detect", "--out", str(tmp_path / "run"), "--resume"]) == 0
 
 
-def test_control_c_while_testing_loses_no_step(small, monkeypatch, tmp_path):
-    honest = infer._rows
+@pytest.mark.parametrize(
+    ("place", "name", "what"), [(infer, "_rows", "testing"), (Training, "_measure_norms", "norms")]
+)
+def test_control_c_after_the_last_step_loses_none(small, monkeypatch, tmp_path, place, name, what):
+    honest = getattr(place, name)
 
     def interrupted(*given):
         os.kill(os.getpid(), signal.SIGTERM)
         return honest(*given)
 
-    monkeypatch.setattr(infer, "_rows", interrupted)
-    with pytest.raises(StoppedError, match=r"all steps taken and saved: continue with `onecrop detect .*--resume"):
-        detect(small)
+    monkeypatch.setattr(place, name, interrupted)
+    with pytest.raises(StoppedError, match=rf"{what}, with all steps taken and saved: continue with `onecrop detect"):
+        detect(small.override({"norm_steps": 2}))
     assert not (tmp_path / "run" / "detections.json").exists()
-    monkeypatch.setattr(infer, "_rows", honest)
+    monkeypatch.setattr(place, name, honest)
     monkeypatch.setattr(Training, "_take_step", lambda self: pytest.fail("a step was taken again"))
-    assert detect(small, resume=True)
+    assert detect(small.override({"norm_steps": 2}), resume=True)
 
 
 def test_what_was_learned_is_kept_when_a_picture_breaks(small, tmp_path, monkeypatch):

@@ -56,7 +56,10 @@ def read_sample(picture: Picture, short: int, longest: int, mirror: bool, masks:
         with Image.open(picture.file) as file:
             image = file.convert("RGB").resize((width, height), Image.Resampling.BILINEAR)
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        raise UserError(f"{picture.file} cannot be decoded ({error}): mend it or take it out of the set") from None
+        raise UserError(
+            f"{picture.file} cannot be decoded ({error}): put a whole one in its place and go on, "
+            "or begin again with --skip-broken true"
+        ) from None
     pixels = np.asarray(image).transpose(2, 0, 1)
     ratio = np.array([width / picture.width, height / picture.height] * 2, np.float32)
     boxes = picture.boxes * ratio

@@ -61,7 +61,7 @@ def _read(file: Path) -> dict[str, Any]:
             else "--data is the folder that holds annotations/ and the pictures' folders"
         )
         raise UserError(f"{file} cannot be read; {hint}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{file} is not JSON ({error})") from None
     if not isinstance(content, dict):
         raise UserError(f"{file} is not a COCO annotation file: it holds no dictionary")
@@ -80,7 +80,7 @@ def _objects(rows: list[dict[str, Any]], picture: str, collector: Collector) -> 
 
 def _object(row: dict[str, Any]) -> Object:
     left, top, width, height = (float(value) for value in row["bbox"])
-    crowd = bool(row.get("iscrowd", 0))
+    crowd = bool(int(row.get("iscrowd") or 0))
     box = (left, top, left + width, top + height)
     area = None if row.get("area") is None else float(row["area"])
     return Object(int(row["category_id"]), box, crowd, not crowd, _outline(row.get("segmentation")), area)

@@ -1,6 +1,7 @@
 """Fine-tuning a detector: the loop, from a recipe to a run folder with detections and their score in it."""
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -137,7 +138,7 @@ class Training:
                         last_saved = time.monotonic()
                     if interrupted:
                         raise StoppedError(f"stopped at step {self.step:,} of {total:,}; saved: {self.run.way_on}")
-            self._measure_norms()
+                self._measure_norms(interrupted)
         finally:
             self.batches.close()
 
@@ -164,7 +165,7 @@ class Training:
         self.step += 1
 
     @torch.no_grad()
-    def _measure_norms(self) -> None:
+    def _measure_norms(self, interrupted: Sequence[int]) -> None:
         """Batch norm's statistics anew, as plain means over training batches by the final weights.
 
         MoCo's detection code asks detectron2 for the same (TEST.PRECISE_BN): running means lag behind the weights.
@@ -181,6 +182,8 @@ class Training:
         for step in range(self.steps.iterations, self.steps.iterations + count):
             seed_step(self.recipe.seed, step)
             self.model([sample.to(self.device) for sample in self.batches.at(step)])
+            if interrupted:
+                raise StoppedError(f"stopped while measuring norms, with all steps taken and saved: {self.run.way_on}")
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
         self.run.say(f"batch norm's statistics measured over {count} batches")
