@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import shutil
 
 import pytest
@@ -115,7 +116,9 @@ def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):
     capsys.readouterr()
     again = [str(elsewhere) if value == str(out) else value for value in arguments]
     assert main([*again, "--data-dir", str(tmp_path / "no data")]) == 0
-    assert "0 runs to do" in capsys.readouterr().out
+    plan = capsys.readouterr().out
+    assert "0 runs to do" in plan
+    assert len(re.findall(r" digits +64 +2 .*finished", plan)) == 4
     assert (elsewhere / "table8.md").read_text().splitlines()[-8:] == made.splitlines()[-8:]
     assert json.loads((elsewhere / "table8.json").read_text())["device"].startswith("cpu")
 
@@ -437,3 +440,5 @@ def test_figures_are_drawn(tmp_path):
     last = [100 * json.loads(file.read_text().splitlines()[-1])["accuracy"] for file in watched]
     assert sorted(told) == pytest.approx(sorted(last))
     assert len(told) == 2
+    maps = [json.loads(file.read_text())["asked"]["points"] for file in out.glob("runs/*/map/*.json")]
+    assert maps == [5000, 5000]  # whatever --images says of training

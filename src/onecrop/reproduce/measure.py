@@ -18,7 +18,7 @@ from onecrop.device import choose_device
 from onecrop.errors import UserError
 from onecrop.evaluate import EVALUATIONS, Probe, evaluate, fewer_labels, run_probe
 from onecrop.files import append_json_line, read_json_lines
-from onecrop.map import POINTS, make_map
+from onecrop.map import make_map
 from onecrop.nets import build_backbone
 from onecrop.report.reading import read_run
 from onecrop.reproduce.options import Options
@@ -114,8 +114,7 @@ def _make(step: Step, what: Measure) -> None:
         recipe = detection_recipe(step, what.kind)
         detect(recipe, resume=DetectRun(recipe.out).recipe_file.exists())
     elif what.kind == "map":
-        points = POINTS if options.images is None else min(POINTS, options.images)
-        make_map(_folder(step), data_dir=options.data_dir, points=points, seed=options.seed, device=options.device)
+        make_map(_folder(step), data_dir=options.data_dir, seed=options.seed, device=options.device)
     elif probe is not None and step.recipe is None:
         _probe_untrained(step, probe, options.stand_in(what.what))
     elif probe is not None:

@@ -77,8 +77,8 @@ def describe_plan(steps: Sequence[Step], there: DataThere, forecasts: Forecasts,
     for step in steps:
         row: dict[str, Any] = {"run": step.name, "state": _state(step, there), "hours": forecasts.hours(step)}
         if step.recipe is not None:
-            images = step.recipe.subset or there.size(step.recipe.data)
-            row |= {"data": step.recipe.data, "images": images, "epochs": step.recipe.epochs}
+            counts = filter(None, (there.size(step.recipe.data), step.recipe.subset, options.images))
+            row |= {"data": step.recipe.data, "images": min(counts, default=None), "epochs": step.recipe.epochs}
         rows.append(row)
     return plan_text(rows, options.differences(), describe(forecasts.device))
 
