@@ -249,13 +249,19 @@ class CutMix(nn.Module):
 
 
 def beta_quantiles(alpha: float, count: int = 1025) -> Tensor:
-    """Quantiles of Beta(α, α), by integration over x = sin²(t), where the density is that of sin(2t)^(2α − 1)."""
-    t = (torch.arange(200_000, dtype=torch.float64) + 0.5) * (math.pi / 2 / 200_000)
-    mass = (2 * t).sin() ** (2 * alpha - 1)
+    """Quantiles of Beta(α, α), by integration over x = sin²(t), where the density is that of sin(2t)^(2α − 1).
+
+    It has a pole at each end where α < ½; over v ∝ t^(2α) it has none. The upper half mirrors the lower one.
+    """
+    power = max(1.0, 1 / (2 * alpha))  # t ∝ v^power
+    v = (torch.arange(100_000, dtype=torch.float64) + 0.5) / 100_000
+    double = v**power * (math.pi / 2)  # 2t
+    mass = torch.sinc(double / math.pi) ** (2 * alpha - 1) * v ** (2 * alpha * power - 1)
     cumulative = mass.cumsum(0) - mass / 2
-    wanted = torch.linspace(0, 1, count, dtype=torch.float64) * mass.sum()
-    at = torch.searchsorted(cumulative, wanted).clamp(1, len(t) - 1)
+    wanted = torch.linspace(0, 1, count // 2 + 1, dtype=torch.float64) * mass.sum()
+    at = torch.searchsorted(cumulative, wanted).clamp(1, len(v) - 1)
     part = (wanted - cumulative[at - 1]) / (cumulative[at] - cumulative[at - 1])
-    values = (t[at - 1] + part.clamp(0, 1) * (t[at] - t[at - 1])).sin() ** 2
-    values[0], values[-1] = 0, 1
-    return values.to(torch.float32)
+    place = (v[at - 1] + part.clamp(0, 1) * (v[at] - v[at - 1])) ** power * (math.pi / 4)
+    lower = place.sin() ** 2
+    lower[0], lower[-1] = 0, 0.5
+    return torch.cat([lower, 1 - lower[:-1].flip(0)]).to(torch.float32)
