@@ -5,9 +5,21 @@ import math
 from pathlib import Path
 
 import pytest
+import torch
 
 from onecrop.errors import UserError
-from onecrop.report.claims import EQUAL, FAILS, HOLDS, Claim, Comparison, Measured, compare_rows, verdict, write_claims
+from onecrop.report.claims import (
+    EQUAL,
+    FAILS,
+    HOLDS,
+    STUDENT,
+    Claim,
+    Comparison,
+    Measured,
+    compare_rows,
+    verdict,
+    write_claims,
+)
 from onecrop.report.results import write_results
 from onecrop.reproduce import TABLES, numbers
 from onecrop.reproduce.statements import CLAIMS
@@ -68,14 +80,27 @@ def test_by_the_paper_s_own_numbers_its_ablation_holds_where_it_prints_a_differe
     assert words["SqrtKL improves accuracy"] == [HOLDS, HOLDS]
 
 
-def test_the_noise_is_twice_the_standard_error_of_the_difference():
+def test_the_noise_is_what_chance_rarely_exceeds():
     (one,) = judge(A_OVER_B, cell("a", 90.0), cell("b", 80.0))
     assert one.noise == pytest.approx(2 * math.sqrt(90 * 10 / 10_000 + 80 * 20 / 10_000))
     # with seeds: the spread that all rows have in common, a third one with three seeds included
     (two,) = judge(A_OVER_B, cell("a", 90.0, 0.1, 2), cell("b", 80.0, 0.3, 2), cell("c", 70.0, 0.2, 3), cell("d", 60.0))
     pooled = (0.1**2 + 0.3**2 + 2 * 0.2**2) / 4
-    assert two.noise == pytest.approx(2 * math.sqrt(pooled / 2 + pooled / 2))
+    assert two.noise == pytest.approx(2.78 * math.sqrt(pooled / 2 + pooled / 2))  # t for four repeats
     assert two.seeds == 2
+    # a single repeat says next to nothing, and seeds that changed nothing say nothing at all
+    (three,) = judge(A_OVER_B, cell("a", 90.0, 0.1, 2), cell("b", 80.0))
+    assert three.noise == pytest.approx(12.71 * 0.1 * math.sqrt(1 / 2 + 1))
+    (four,) = judge(A_OVER_B, cell("a", 90.0, 0.0, 2), cell("b", 80.0))
+    assert four.noise == one.noise
+
+
+def test_student_s_t_is_what_chance_exceeds_in_one_case_of_twenty():
+    draw = torch.Generator().manual_seed(0)
+    for repeats in (1, 4, 10):
+        normal = torch.randn(400_000, repeats + 1, generator=draw, dtype=torch.float64)
+        t = normal[:, 0].abs() / normal[:, 1:].square().mean(1).sqrt()
+        assert (t > STUDENT[repeats - 1]).double().mean() == pytest.approx(0.05, abs=0.002)
 
 
 @pytest.mark.parametrize(
@@ -83,20 +108,31 @@ def test_the_noise_is_twice_the_standard_error_of_the_difference():
     [(0.5, HOLDS, HOLDS), (0.1, EQUAL, HOLDS), (-0.1, EQUAL, HOLDS), (-0.5, FAILS, FAILS)],
 )
 def test_a_difference_counts_beyond_the_noise(lead, strict, or_equal):
-    cells = cell("a", 80 + lead, 0.1, 2), cell("b", 80.0, 0.1, 2)  # noise .2
+    cells = cell("a", 80 + lead, 0.1, 2), cell("b", 80.0, 0.1, 2)  # noise .43
     assert judge(A_OVER_B, *cells)[0].verdict == strict
     assert judge(A_OVER_B._replace(or_equal=True), *cells)[0].verdict == or_equal
 
 
-def test_less_cost_is_better_and_counts_from_five_percent_on():
-    hours = Comparison("rivals", ("a",), ("b",), ("hours",))
+@pytest.mark.parametrize(("column", "least"), [("memory, MB", 0.05), ("epoch seconds", 0.05), ("hours", 0.2)])
+def test_less_cost_is_better_and_counts_from_some_percent_on(column, least):
+    costs = Comparison("rivals", ("a",), ("b",), (column,))
 
     def verdict_of(a, b):
-        return judge(hours, cell("a", a, column="hours"), cell("b", b, column="hours"))[0].verdict
+        return judge(costs, cell("a", a, column=column), cell("b", b, column=column))[0].verdict
 
-    assert verdict_of(1.0, 1.1) == HOLDS
-    assert verdict_of(1.0, 1.04) == verdict_of(1.04, 1.0) == EQUAL
-    assert verdict_of(1.1, 1.0) == FAILS
+    assert verdict_of(1.0, 1 + 1.3 * least) == HOLDS
+    assert verdict_of(1.0, 1 + 0.8 * least) == verdict_of(1 + 0.8 * least, 1.0) == EQUAL
+    assert verdict_of(1 + 1.3 * least, 1.0) == FAILS
+
+
+def test_cost_is_compared_on_one_device_alone():
+    both = Comparison("rivals", ("a",), ("b",), ("linear", "hours"))
+    cells = [
+        cell(row, 80.0, column=column, device=device)
+        for row, device in (("a", "cpu"), ("b", "NVIDIA H200"))
+        for column in ("linear", "hours")
+    ]
+    assert [found.column for found in judge(both, *cells)] == ["linear"]
 
 
 def test_a_lead_is_compared_with_a_lead():
@@ -104,7 +140,7 @@ def test_a_lead_is_compared_with_a_lead():
     scores = {("few", "ours"): 70.0, ("few", "moco"): 60.0, ("many", "ours"): 90.0, ("many", "moco"): 86.0}
     (found,) = judge(leads, *(cell(row, score, 0.5, 2) for row, score in scores.items()))
     assert found.difference == pytest.approx((70 - 60) - (90 - 86))
-    assert found.noise == pytest.approx(2 * math.sqrt(4 * 0.5**2 / 2))
+    assert found.noise == pytest.approx(2.78 * math.sqrt(4 * 0.5**2 / 2))
 
 
 def test_what_is_not_measured_gets_no_verdict():

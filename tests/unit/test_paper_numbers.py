@@ -76,7 +76,7 @@ def test_every_row_has_a_recipe(name):
             assert step.training.method == "untrained"
             continue
         assert isinstance(step.recipe, Recipe)
-        assert step.recipe.epochs == step.training.epochs
+        assert step.recipe.epochs == step.training.epochs or step.training.steps_of
         assert step.recipe.method == step.training.method
 
 
@@ -128,16 +128,37 @@ def test_tables_share_their_runs():
         find_table("tabel3")
 
 
-def test_few_images_are_seen_for_as_many_epochs_or_for_as_many_steps():
-    steps = make_plan(find_table("data")[1], Options(scale=0.25))
-    seen = {(step.recipe.method, step.recipe.subset, step.recipe.epochs) for step in steps}
+@pytest.mark.parametrize("change", [{}, {"batch_size": "128"}])
+def test_few_images_are_seen_for_as_many_epochs_or_for_as_many_steps(change):
+    """The incomplete batch that an epoch drops is a fifth of one of 2,500 images, and next to nothing of 50,000."""
+    recipes = [step.recipe for step in make_plan(find_table("data")[1], Options(scale=0.25, change=change))]
+    assert len(recipes) == 14
     for method in ("sid", "moco"):
-        assert {(images, epochs) for name, images, epochs in seen if name == method} == {
-            *((images, 100) for images in (2500, 5000, 10_000, None)),
-            (2500, 2000),
-            (5000, 1000),
-            (10_000, 500),
-        }
+        ours = [recipe for recipe in recipes if recipe.method == method]
+        assert [recipe.epochs for recipe in ours if recipe.epochs == 100] == [100] * 4
+        longer = [recipe for recipe in ours if recipe.epochs != 100]
+        assert [recipe.subset for recipe in longer] == [2500, 5000, 10_000]
+        for recipe in longer:
+            an_epoch = recipe.subset // recipe.batch_size
+            assert recipe.epochs * an_epoch == pytest.approx(100 * (50_000 // recipe.batch_size), abs=an_epoch)
+
+
+def test_rows_that_would_not_be_what_they_are_called_are_refused():
+    for table, fewest in (("data", 50_000), ("rows", 11_000)):
+        assert make_plan(find_table(table)[1], Options(images=fewest))
+        with pytest.raises(UserError, match="is not for this table: its rows differ in what they take"):
+            make_plan(find_table(table)[1], Options(images=fewest - 1))
+    for table, name in (("rivals", "epochs"), ("data", "epochs"), ("data", "subset"), ("table3", "subset")):
+        with pytest.raises(UserError, match=f"--change {name}=.* is what its rows differ in"):
+            make_plan(find_table(table)[1], Options(change={name: "5"}))
+
+
+@pytest.mark.parametrize(("recipe", "size"), [("sid", 0.75), ("sid-small", 1.0)])
+def test_crops_are_as_large_for_all_methods(recipe, size):
+    for table in ("rivals", "nets", "data"):
+        recipes = [step.recipe for step in make_plan(find_table(table)[1], Options(recipe=recipe))]
+        assert {made.crop_resolution for made in recipes} == {size}
+        assert all("crops-0.75" in made.out for made in recipes if made.method != "sid") == (size != 1)
 
 
 def test_every_rival_is_trained_by_muon_too():

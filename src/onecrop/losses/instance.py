@@ -254,7 +254,7 @@ def related(
 
 
 def _product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """a @ b with operands in b's format, summed and returned in `dtype`."""
+    """a @ b with operands in b's format, returned in `dtype`; on a GPU summed in it as well."""
     if a.is_cuda and b.dtype != dtype:
         return torch.mm(a.to(b.dtype), b, out_dtype=dtype)
     return (a.to(b.dtype) @ b).to(dtype)

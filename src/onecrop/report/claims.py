@@ -18,7 +18,10 @@ Row = tuple[str, ...]  # the head cells of a table's row
 Cell = dict[str, Any]
 RUN_COST, EPOCH_COST = ("hours", "memory, MB"), ("epoch seconds", "memory gb")  # columns in which less is better
 COST = (*RUN_COST, *EPOCH_COST)
-COST_NOISE = 0.05  # two machines of a kind differ by some percent
+COST_NOISE = {"hours": 0.2}  # the same runs on the same kind of machine, a day apart: -7 to +12 %
+SMALL_COST_NOISE = 0.05  # of a step and of memory: two machines of a kind differ by some percent
+# Student's t for 1, 2, … repeats beyond the first of each row: what chance exceeds in one case of twenty
+STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 PROBES = ("linear", "linear-fast", "knn")
 HOLDS, FAILS, EQUAL = "holds", "does not hold", "no difference beyond noise"
 
@@ -70,7 +73,7 @@ class Finding(NamedTuple):
     column: str
     ahead: tuple[Cell, ...]  # the row's cell and, where leads are compared, that of the row it leads
     behind: tuple[Cell, ...]
-    noise: float  # twice the standard error of the difference
+    noise: float  # what the difference has to exceed
 
     @property
     def difference(self) -> float:
@@ -114,10 +117,12 @@ HEAD = """# Which of the paper's claims hold
 Made by `onecrop claims {folder}` from the tables of `onecrop reproduce` and of `benchmarks/cost.py` in that folder; no
 verdict is written by hand.
 
-A difference counts where it is over twice its standard error. The error of an accuracy is the spread over seeds, of all
-rows of the table together, by the root of their number; where no row has two seeds it is √(p(1 − p)/n) for n test
-pictures. Hours and memory have to differ by 5 %. A claim of several comparisons holds where all of them do. Letters
-name the tables listed below: recipe, length and data of the runs.
+A difference counts where chance alone would exceed it in one case of twenty. The error of an accuracy is the spread
+over seeds, of all rows of the table together, by the root of their number, times Student's t for so many repeats: it
+speaks of other seeds on these test pictures. Where no row has two seeds it is twice √(p(1 − p)/n) for n test pictures.
+Hours of whole runs have to differ by a fifth, an epoch's seconds and memory by 5 %; cost is compared on one kind of
+device alone. A claim of several comparisons holds where all of them do. Letters name the tables listed below: recipe,
+length and data of the runs.
 """
 
 
@@ -159,26 +164,31 @@ def compare_rows(comparison: Comparison, measured: Measured) -> Iterator[Finding
     for column in comparison.columns:
         found = [cells.get((row, column)) for row in (comparison.ahead, comparison.behind, *comparison.over)]
         used = tuple(cell for cell in found if cell is not None)
-        if len(used) == len(found):
-            spread = _spread([cell for (_, other), cell in cells.items() if other == column])
-            noise = 2 * math.hypot(*(standard_error(cell, spread) for cell in used))
-            yield Finding(measured, comparison, column, used[0::2], used[1::2], noise)
+        if len(used) < len(found) or (column in COST and len({cell.get("device") for cell in used}) > 1):
+            continue
+        spread = _spread([cell for (_, other), cell in cells.items() if other == column])
+        noise = math.hypot(*(_noise(cell, spread) for cell in used))
+        yield Finding(measured, comparison, column, used[0::2], used[1::2], noise)
 
 
 def _spread(cells: Sequence[Cell]) -> float | None:
-    """The standard deviation over seeds that the rows of a column have in common: one of two seeds says little."""
+    """Student's t times the standard deviation over seeds that the rows of a column have in common."""
     variances = [cell["std"] ** 2 for cell in cells if cell["std"] is not None for _ in range(cell["seeds"] - 1)]
-    return math.sqrt(sum(variances) / len(variances)) if variances else None
+    if not variances:
+        return None
+    times = STUDENT[len(variances) - 1] if len(variances) <= len(STUDENT) else 2.0
+    return times * math.sqrt(sum(variances) / len(variances))
 
 
-def standard_error(cell: Cell, spread: float | None) -> float:
-    """Of a mean over seeds, in the cell's own unit."""
+def _noise(cell: Cell, spread: float | None) -> float:
+    """Of a mean over seeds, in the cell's own unit; that of a difference is the root of the sum of their squares."""
     if cell["column"] in COST:
-        return COST_NOISE / 2 * float(cell["ours"]) / math.sqrt(2)  # two equal cells: 5 % in all
-    if spread is not None:
+        share = COST_NOISE.get(cell["column"], SMALL_COST_NOISE)
+        return share * float(cell["ours"]) / math.sqrt(2)  # two equal cells: the share in all
+    if spread:  # where no seed changed anything it says nothing
         return spread / math.sqrt(cell["seeds"])
     share = cell["ours"] / 100
-    return 100 * math.sqrt(max(0.0, share * (1 - share)) / cell["num_test"])
+    return 200 * math.sqrt(max(0.0, share * (1 - share)) / cell["num_test"])
 
 
 def verdict(findings: Sequence[Finding]) -> str:
@@ -242,6 +252,7 @@ def _sources(claims: Sequence[Claim], measured: Sequence[Measured]) -> list[str]
         values = {name: {cell[name] for cell in one.scored if name in cell} for name in ("epochs", "images")}
         told = [f"{_range(found)} {name}" for name, found in values.items() if found]  # untrained: no epochs
         told += [table["date"], table["device"], f"torch {table['torch']}", *table["differences"]]
+        told += [note.rstrip(".") for note in table.get("notes", ())]
         recipe = f", recipe {table['recipe']}" if table["recipe"] else ""
         lines.append(f"- **{letter}** {table['title']}{recipe}: {'; '.join(told)}.")
         lines.append(f"  `{table['command']}`")

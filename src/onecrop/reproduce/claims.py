@@ -42,7 +42,8 @@ def relation() -> Table:
 def rows() -> Table:
     """sid against all rows of the bank and against drawn ones; CIFAR-10"""
     names = {"1,000": 1000, "10,000": 10_000, "all": 0}
-    return _settings("Rows in the loss", "rows", {name: (("sampled_rows", rows),) for name, rows in names.items()})
+    table = _settings("Rows in the loss", "rows", {name: (("sampled_rows", rows),) for name, rows in names.items()})
+    return table._replace(least_images=11_000)  # with a batch's own rows 10,000 drawn ones are all of fewer
 
 
 def proximal() -> Table:
@@ -70,12 +71,13 @@ def data() -> Table:
     """sid and MoCo v2 on few images, for as many epochs and for as many steps; CIFAR-10"""
     cells = []
     for images in (2500, 5000, 10_000, FULL):
-        for name, epochs in {"epochs": SMALL_EPOCHS, "steps": SMALL_EPOCHS * FULL // images}.items():
+        for name, steps_of in {"epochs": None, "steps": FULL}.items():
             for method in ("sid", "moco"):
                 subset = images if images < FULL else None
-                training = Training(method, "resnet18", "cifar10", epochs, subset)
+                training = Training(method, "resnet18", "cifar10", SMALL_EPOCHS, subset, steps_of=steps_of)
                 cells += _scored((f"{images:,}", f"as many {name}", NAMES[method]), training)
-    return Table("Data efficiency, ResNet-18 on CIFAR-10", ("images", "trained for", "method"), tuple(cells))
+    heads = ("images", "trained for", "method")
+    return Table("Data efficiency, ResNet-18 on CIFAR-10", heads, tuple(cells), least_images=FULL)
 
 
 def nets() -> Table:

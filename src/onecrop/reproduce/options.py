@@ -89,7 +89,9 @@ class Options:
         """In what the result is not the paper's experiment, for the reader of the table."""
         said = []
         if self.recipe != "paper":
-            said.append(f"the recipe {self.recipe} for the paper's method")
+            crops = named(self.recipe).crop_resolution
+            for_all = "" if crops in (None, 1) else f", and its crops of {crops:g} of the image size for all methods"
+            said.append(f"the recipe {self.recipe} for the paper's method{for_all}")
         if self.scale != 1:
             said.append(f"scale {self.scale:g}: epochs and detection steps multiplied by it")
         if self.images is not None:

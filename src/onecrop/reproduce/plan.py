@@ -42,6 +42,9 @@ def make_plan(table: Table, options: Options) -> list[Step]:
     """The distinct pretrainings of a table, in its order: all of the first seed, then all of the next."""
     _check_use(table, options)
     _check_change(table, options)
+    if options.images is not None and options.images < table.least_images:
+        why = f"its rows differ in what they take of {table.least_images:,} images or more"
+        raise UserError(f"--images {options.images} is not for this table: {why}")
     steps = dict[str, Step]()
     for one in options.each_seed():
         for cell in table.cells:
@@ -74,7 +77,9 @@ def _check_change(table: Table, options: Options) -> None:
     recipes = [_published(training, options) for training in trainings if training.method != UNTRAINED]
     if recipes:
         need_fields(options.change, recipes)
-    decided = dict(change for training in trainings for change in training.changes)
+    decided = {change for training in trainings for change, _ in training.changes}
+    decided |= {name for name in ("epochs", "subset") if len({getattr(training, name) for training in trainings}) > 1}
+    decided |= {"epochs"} if any(training.steps_of for training in trainings) else set()
     for name in options.change:
         if name in decided:
             raise UserError(f"--change {name}=… is not for this table: it is what its rows differ in")
@@ -87,7 +92,7 @@ def recipe_of(training: Training, options: Options) -> Recipe:
             "data_dir": options.data_dir,
             "backbone": options.stand_in(training.backbone),
             "stem": "standard" if training.data == "imagenet" else None,  # detectors take no other
-            "epochs": _scaled(training.epochs, options.scale),
+            "epochs": _epochs(training, options),
             "subset": training.subset,
             "seed": options.seed,
             "device": options.device,
@@ -105,12 +110,26 @@ def _scaled(epochs: int, scale: float) -> int:
     return max(1, round(epochs * scale))
 
 
+def _epochs(training: Training, options: Options) -> int:
+    epochs = _scaled(training.epochs, options.scale)
+    if training.steps_of is None or training.subset is None:
+        return epochs
+    batch = _published(training, options).override(_asked(training, options)).batch_size
+    assert batch is not None, "the recipes of a table name it"
+    batch = min(batch, training.subset)
+    return round(epochs * (training.steps_of // batch) / (training.subset // batch))  # an epoch drops what is left over
+
+
 def _published(training: Training, options: Options) -> Recipe:
-    """The chosen recipe of the paper's method; for rivals that of its authors, and on ImageNet the published one."""
+    """The chosen recipe of the paper's method; for rivals that of its authors, and on ImageNet the published one.
+
+    Crops of small images are as large for all: their size is no part of a method, and half of the cost.
+    """
+    ours = named(options.recipe)
     if training.method == "sid":
-        return named(options.recipe)
+        return ours
     if training.data != "imagenet":
-        return named(f"{training.method}-small")
+        return named(f"{training.method}-small").override({"crop_resolution": ours.crop_resolution})
     lr, batch_size = {"moco": (0.03, 256), "simsiam": (0.1, 512)}[training.method]
     published = {"optimizer": "sgd", "lr": lr, "weight_decay": 1e-4, "batch_size": batch_size, "crop_resolution": 1.0}
     return Recipe(method=training.method).override(published)
@@ -123,10 +142,13 @@ def name_of(training: Training, options: Options) -> str:
     if training.method == UNTRAINED:
         return folder_name([training.method, backbone, *seed])
     own = [options.recipe] if training.method == "sid" and options.recipe != "paper" else []
+    crops = _published(training, options).crop_resolution
     parts = [training.method, *own, backbone, Path(data).name]
+    if training.method != "sid" and crops != 1:
+        parts.append(f"crops-{crops:g}")
     if training.subset is not None:
         parts.append(str(training.subset))
-    parts.append(f"{_scaled(training.epochs, options.scale)}e")
+    parts.append(f"{_epochs(training, options)}e")
     if options.images is not None:
         parts.append(f"at-most-{options.images}")
     parts += [f"{name}={value}" for name, value in (*_changes(training, options), *_asked(training, options).items())]

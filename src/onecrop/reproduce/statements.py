@@ -53,7 +53,8 @@ def _cheaper(*others: str) -> tuple[Comparison, ...]:
         for net in CIFAR_RESULT
         for other in others
     )
-    return (*_table1(RUN_COST, names), *_rivals(names, "its own", RUN_COST), *epochs)
+    runs = (*_rivals(names, "its own", RUN_COST), *_rivals(names, "Muon", RUN_COST))
+    return (*_table1(RUN_COST, names), *runs, *epochs)
 
 
 def _few_images(amount: str, length: str) -> Comparison:

@@ -33,6 +33,7 @@ class Training(NamedTuple):
     epochs: int
     subset: int | None = None
     changes: tuple[tuple[str, Any], ...] = ()  # to the method's recipe
+    steps_of: int | None = None  # so many images: their epochs' steps are taken, in more epochs of fewer images
 
 
 class Measure(NamedTuple):
@@ -58,6 +59,7 @@ class Table(NamedTuple):
     cells: tuple[Cell, ...]
     note: str = ""
     picture: str = ""  # "cost", "line", "subsets" or "page": what is drawn beside the table
+    least_images: int = 0  # with fewer, rows would not be what they are called
 
 
 def cifar_result() -> Table:
