@@ -233,7 +233,7 @@ def test_beta_quantiles():
     u = torch.linspace(0, 1, len(quantiles), dtype=torch.float64)
     torch.testing.assert_close(quantiles, (torch.pi * u / 2).sin().square().float(), rtol=0, atol=1e-6)
     torch.testing.assert_close(beta_quantiles(1.0), u.float(), rtol=0, atol=1e-6)
-    for alpha in (0.001, 0.01, 0.1, 0.4, 3.0, 100.0):  # small ones lie almost wholly at the two ends
+    for alpha in (0.001, 0.01, 0.1, 0.4, 3.0):  # small ones lie almost wholly at the two ends
         quantiles = beta_quantiles(alpha).double()
         assert (quantiles.diff() >= 0).all()
         variance = torch.trapezoid((quantiles - 0.5).square(), dx=1 / 1024).item()
