@@ -176,8 +176,8 @@ def _cell(cell: Cell, found: Sequence[Found], failure: str | None, options: Opti
     mean = statistics.mean(values) if values else None
     comparable = cell.measure.kind not in ("hours", "memory") and not options.stands_in(cell)
     told = {key: value for key, value in found[0].items() if key != "value"} if found else {}
-    if found:
-        told["device"] = ", ".join(dict.fromkeys(got["device"] for got in found))
+    if "device" in told:  # of each seed: hours are compared on one kind alone
+        told["device"] = ", ".join(dict.fromkeys(got.get("device", "?") for got in found))
     return {
         "row": list(cell.row),
         "column": cell.column,
