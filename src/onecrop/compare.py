@@ -123,7 +123,7 @@ def need_all(members: Iterable[Recipe]) -> None:
     by_data = {}
     for recipe in members:
         if str(recipe.backbone).startswith(MODULE):
-            raise UserError(f"--backbones {recipe.backbone}: it is a module from Python, which no name makes")
+            raise UserError(f"{recipe.backbone} is a module from Python, which no name makes: name another backbone")
         begun = Run(recipe.out)
         if begun.recipe_file.exists():
             begun.refuse_changes(recipe)

@@ -18,8 +18,8 @@ Row = tuple[str, ...]  # the head cells of a table's row
 Cell = dict[str, Any]
 RUN_COST, EPOCH_COST = ("hours", "memory, MB"), ("epoch seconds", "memory gb")  # columns in which less is better
 COST = (*RUN_COST, *EPOCH_COST)
-COST_NOISE = {"hours": 0.2}  # the same runs on the same kind of machine, a day apart: -7 to +12 %
-SMALL_COST_NOISE = 0.05  # of a step and of memory: two machines of a kind differ by some percent
+# Two machines of a kind differ by some percent; the same runs on one kind, a day apart, took -7 to +12 % more.
+COST_NOISE = {**dict.fromkeys(COST, 0.05), "hours": 0.2}
 # Student's t for 1, 2, … repeats beyond the first of each row: what chance exceeds in one case of twenty
 STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
 PROBES = ("linear", "linear-fast", "knn")
@@ -183,8 +183,7 @@ def _spread(cells: Sequence[Cell]) -> float | None:
 def _noise(cell: Cell, spread: float | None) -> float:
     """Of a mean over seeds, in the cell's own unit; that of a difference is the root of the sum of their squares."""
     if cell["column"] in COST:
-        share = COST_NOISE.get(cell["column"], SMALL_COST_NOISE)
-        return share * float(cell["ours"]) / math.sqrt(2)  # two equal cells: the share in all
+        return COST_NOISE[cell["column"]] * float(cell["ours"]) / math.sqrt(2)  # two equal cells: the share in all
     if spread:  # where no seed changed anything it says nothing
         return spread / math.sqrt(cell["seeds"])
     share = cell["ours"] / 100
