@@ -32,14 +32,9 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
 
     Of several processes, a device each, every one holds its part of what has a row an image.
     """
-    assert recipe.precision is not None, "the recipe is not resolved"
-    assert recipe.batch_size is not None
-    dtype = getattr(torch, recipe.precision)
-    parts = METHODS[recipe.method].tables(recipe.settings, feature_dim, num_images, recipe.batch_size, dtype)
+    assert recipe.batch_size is not None, "the recipe is not resolved"
+    parts = _tables(recipe, feature_dim, num_images, recipe.batch_size)
     parts = {name: size if name == "queue" else size // processes for name, size in parts.items()}
-    if "classifier" in parts:
-        moments = MOMENTS.get(str(recipe.optimizer), 1)
-        parts |= {"gradient": parts["classifier"], "momentum": moments * parts["classifier"]}
     needed, free = sum(parts.values()), free_memory(device)
     if free is None or needed <= free:
         return
@@ -53,6 +48,17 @@ def need_memory(recipe: Recipe, feature_dim: int, num_images: int, device: torch
         f"{recipe.method} over {num_images:,} images needs at least {readable(needed)} ({kinds}), "
         f"and {readable(free)} are free on {device}: {remedy}"
     )
+
+
+def _tables(recipe: Recipe, feature_dim: int, num_images: int, batch_size: int) -> dict[str, int]:
+    """Those of the recipe's method; of one that is trained what goes with each weight, too."""
+    assert recipe.precision is not None, "the recipe is not resolved"
+    dtype = getattr(torch, recipe.precision)
+    parts = METHODS[recipe.method].tables(recipe.settings, feature_dim, num_images, batch_size, dtype)
+    if "classifier" in parts:
+        moments = MOMENTS.get(str(recipe.optimizer), 1)
+        parts |= {"gradient": parts["classifier"], "momentum": moments * parts["classifier"]}
+    return parts
 
 
 def need_step(parts: dict[str, int], method: Method, batch_size: int, device: torch.device) -> None:
@@ -84,7 +90,7 @@ def fitting_batch(recipe: Recipe, network: Backbone, images: ImageSet, device: t
     fixed = 4 * _bytes(network.parameters())  # with gradients, momentum and short copies
     fixed += images.images.nbytes if fits(images.images.nbytes, device) else 0
     while batch > LEAST_BATCH:
-        tables = method.tables(recipe.settings, network.dim, len(images), batch, dtype)
+        tables = _tables(recipe, network.dim, len(images), batch)
         if fixed + (sum(tables.values()) + batch * saved) // processes <= free / ROOM:
             break
         batch //= 2

@@ -218,6 +218,26 @@ def test_a_batch_that_is_chosen_fits_into_the_gpus_memory(small_recipe, monkeypa
     assert fitting_batch(recipe, network, images, CPU) == 128
 
 
+def test_a_batch_is_chosen_beside_what_goes_with_a_classifier_s_weights(small_recipe, monkeypatch):
+    """Where the gradient and one moment just fit, a second moment takes the room of a larger batch."""
+    images = load("shapes", request=small_recipe.request())
+    changes = {"method": "pid", "batch_size": 128, "precision": "bfloat16"}
+    recipe = resolve(small_recipe.override(changes), images, CPU)
+    network = build_network(recipe)
+
+    def chosen(optimizer, free):
+        monkeypatch.setattr("onecrop.forecast.free_memory", lambda device: free)
+        return fitting_batch(recipe.override({"optimizer": optimizer}), network, images, torch.device("cuda"))
+
+    monkeypatch.setattr("onecrop.forecast.fits", lambda size, device: True)
+    too_little, enough = 0, 10**9
+    while enough - too_little > 10**5:
+        middle = (too_little + enough) // 2
+        too_little, enough = (too_little, middle) if chosen("sgd", middle) == 128 else (middle, enough)
+    assert chosen("sgd", enough) == 128
+    assert chosen("adamw", enough) == 64
+
+
 def test_a_smaller_batch_is_said_with_its_reason(small_recipe, monkeypatch, capsys):
     monkeypatch.setattr("onecrop.opening.fitting_batch", lambda *_: 16)
     pretrain(small_recipe.override({"batch_size": None, "epochs": 1}))
