@@ -11,6 +11,7 @@ from onecrop.cli import main
 from onecrop.compare import not_taken
 from onecrop.detect import model as model_module
 from onecrop.errors import StoppedError, UserError
+from onecrop.report import plots
 from onecrop.reproduce import TABLES
 from onecrop.reproduce import hours as hours_module
 from onecrop.reproduce import measure as measure_module
@@ -442,3 +443,15 @@ def test_figures_are_drawn(tmp_path):
     assert len(told) == 2
     maps = [json.loads(file.read_text())["asked"]["points"] for file in out.glob("runs/*/map/*.json")]
     assert maps == [5000, 5000]  # whatever --images says of training
+
+
+def test_the_paper_s_points_are_drawn_where_ours_can_be_compared_with_them(tmp_path, monkeypatch):
+    monkeypatch.setattr(plots, "_save", lambda figure, path: figure)
+    for difference, drawn in ((None, ["ours"]), (-30.0, ["ours", "paper"])):
+        cells = [
+            {"row": [m], "column": "cifar10", "ours": 60.0, "paper": 90.0, "difference": difference, "std": None}
+            for m in ("0", "0.5")
+        ]
+        (axis,) = plots.plot_reproduction(cells, "line", "m", "a title", tmp_path / "drawn.png").axes
+        assert axis.get_legend_handles_labels()[1] == drawn
+        assert axis.get_xlabel() == "m"

@@ -121,21 +121,25 @@ def _draw_named(axis: Any, groups: Mapping[str, Sequence[Point]]) -> None:
         axis.legend()
 
 
-def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, title: str, path: Path) -> Path:
-    """A figure of the paper from its cells: "line" (accuracy against the row's number) or "subsets" (against the number
-    of images, a panel a backbone). Ours solid; the paper's, where printed, hollow."""
+def plot_reproduction(cells: Sequence[dict[str, Any]], kind: str, head: str, title: str, path: Path) -> Path:
+    """A figure of the paper from its cells: "line" (accuracy against the row's number, whose name is `head`) or
+    "subsets" (against the number of images, a panel a backbone). Ours solid; the paper's hollow, where it prints some
+    that ours can be compared with."""
     panels = _panels(cells, kind)
+    shown = {"ours": {"marker": "o"}, "paper": {"marker": "o", "mfc": "none", "ls": ":"}}
+    if all(cell["difference"] is None for cell in cells if cell["ours"] is not None):
+        shown.pop("paper")
     figure, axes = _row_of_axes(len(panels), 4.2, 3.6)
     for axis, (name, lines) in zip(axes, panels.items(), strict=False):
         for number, (label, points) in enumerate(lines.items()):
             colour = f"C{number}"
-            looks = {"ours": {"marker": "o"}, "paper": {"marker": "o", "mfc": "none", "ls": ":"}}
-            for key, look in looks.items():
-                drawn = sorted((x, y[key]) for x, y in points.items() if y[key] is not None)
+            for key, look in shown.items():
+                drawn = sorted((x, y[key], y["std"] or 0) for x, y in points.items() if y[key] is not None)
                 if drawn:
-                    x, y = zip(*drawn, strict=True)
-                    axis.plot(x, y, color=colour, label=f"{label}, {key}".strip(", "), **look)
-        axis.set(title=name, xlabel={"line": "", "subsets": "images"}[kind], ylabel="accuracy, %")
+                    x, y, spread = zip(*drawn, strict=True)
+                    yerr = spread if key == "ours" and any(spread) else None
+                    axis.errorbar(x, y, yerr, color=colour, label=f"{label}, {key}".strip(", "), **look)
+        axis.set(title=name, xlabel={"line": head, "subsets": "images"}[kind], ylabel="accuracy, %")
         axis.set_xscale("log" if kind == "subsets" else "linear")
         axis.grid(alpha=0.3)
         axis.legend(fontsize=7)

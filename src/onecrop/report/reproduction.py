@@ -85,7 +85,7 @@ def write_reproduction(
             if picture == "cost":
                 plot_cells_against_cost(cells, facts["title"], folder / f"{name}.png")
             else:
-                plot_reproduction(cells, picture, facts["title"], folder / f"{name}.png")
+                plot_reproduction(cells, picture, heads[0], facts["title"], folder / f"{name}.png")
         except UserError as error:  # without matplotlib the tables are still worth having
             print(f"no picture: {error}")
     return folder / f"{name}.md"
