@@ -250,7 +250,7 @@ def test_norms_are_measured_anew_as_plain_means_over_batches():
         device=torch.device("cpu"),
     )
     training.model.register_forward_pre_hook(lambda module, inputs: torch.stack(inputs[0]))
-    Training._measure_norms(training)
+    Training._measure_norms(training, [])
     torch.testing.assert_close(norm.running_mean, (batches[4].mean((0, 2, 3)) + batches[5].mean((0, 2, 3))) / 2)
     variances = [batch.transpose(0, 1).flatten(1).var(1) for batch in batches[4:]]
     torch.testing.assert_close(norm.running_var, sum(variances) / 2)
