@@ -43,8 +43,8 @@ def make_plan(table: Table, options: Options) -> list[Step]:
     _check_use(table, options)
     _check_change(table, options)
     if options.images is not None and options.images < table.least_images:
-        why = f"its rows differ in what they take of {table.least_images:,} images or more"
-        raise UserError(f"--images {options.images} is not for this table: {why}")
+        why = f"whose rows differ in what they take of {table.least_images:,} images or more"
+        raise UserError(f"--images {options.images} is not for this table, {why}: leave it out")
     steps = dict[str, Step]()
     for one in options.each_seed():
         for cell in table.cells:
