@@ -185,7 +185,7 @@ def test_memory_comes_within_a_fifth(backbone, count, dim):
     before = torch.cuda.memory_allocated()
     method = build_method(recipe, count).to(device).to(memory_format=torch.channels_last)
     loader = Loader(images, 256, device, seed=0)
-    expected = sum(forecast_memory(method, loader, 32, torch.bfloat16).values())
+    expected = sum(forecast_memory(method, loader, recipe.crop_size, torch.bfloat16).values())
     lr = torch.tensor(recipe.lr, device=device)
     optimizer = OPTIMIZERS["sgd"].build(method.parameters(), lr, 0.9, recipe.weight_decay)
     step = TrainStep(method, optimizer, loader, seed=0, fast=True)
