@@ -65,7 +65,7 @@ def measure(spec: str, backbone: str, count: int, args: argparse.Namespace) -> d
         images = noise(count)
         changes = {"optimizer": "sgd", "backbone": backbone, "batch_size": args.batch_size}
         changes |= dict(change.split("=") for change in settings.split())
-        recipe = resolve(member(Recipe(data="noise"), method_name, changes), images, device)
+        recipe = resolve(member(Recipe(data="noise"), method_name).override(changes), images, device)
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()

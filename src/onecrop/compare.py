@@ -72,7 +72,7 @@ def sweep(
     evaluations: Sequence[str] = ("knn", "linear-fast"),
 ) -> Path:
     """One recipe with changes, each "field=value field=value" -> the table's Markdown file. "" is the recipe itself."""
-    members = {}
+    members, recipes = {}, list[Recipe]()
     for changes in tries:
         pairs = named_values(changes.split(), "--try", "field=value")
         if pairs.keys() & {"seed", "out"}:
@@ -80,6 +80,9 @@ def sweep(
                 f"--try {changes}: runs have seeds from --seed on, as many as --seeds says, and lie in --out"
             )
         recipe = base.override({name.replace("-", "_"): value for name, value in pairs.items()})
+        if recipe in recipes:
+            raise UserError(f'--try "{changes}" makes the same run as another --try: leave one of them out')
+        recipes.append(recipe)
         for seed in range(base.seed, base.seed + seeds):
             name = " ".join(changes.split()).replace("/", "-") or "unchanged"
             members[f"{name}-{seed}"] = recipe.override({"seed": seed})

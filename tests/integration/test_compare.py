@@ -155,6 +155,8 @@ def test_a_sweep_has_a_column_for_what_was_varied(tmp_path, capsys):
     for changes, words in wrong.items():
         assert main([*arguments, "--try", changes]) == 1
         assert words in capsys.readouterr().err
+    assert main([*arguments, "--try", "", "--try", "dim=16"]) == 1  # one run counted as two seeds
+    assert '--try "dim=16" makes the same run as another --try' in capsys.readouterr().err
 
     results = tmp_path / "results"
     results.mkdir()

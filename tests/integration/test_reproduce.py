@@ -103,6 +103,54 @@ def test_two_processes_share_a_table(tmp_path, capsys):
     assert len(trained(out)) == 3
 
 
+def test_what_another_process_ends_meanwhile_is_taken_in(tmp_path, capsys, monkeypatch):
+    out = tmp_path / "r"
+    name = "sid-tiny-digits-2e-at-most-64-kl=l1-image_size=16-dim=16"
+    other, made = not_taken([name], out), []
+    next(other)
+
+    def work(step, record, make=run_module._train_and_measure):
+        made.append(step.name)
+        if len(made) == 3:  # the last of those that are ours: the other process ends its own, for another table
+            list(other)
+        make(step, record)
+
+    monkeypatch.setattr(run_module, "_train_and_measure", work)
+    assert main(["reproduce", "table8", *SMALL, "--out", str(out)]) == 0
+    assert (len(made), made[-1]) == (4, name)
+    assert all(cell["ours"] for cell in cells_of(out, "table8"))
+    assert "begun again" not in capsys.readouterr().out
+
+
+def test_what_takes_long_is_measured_last(tmp_path, monkeypatch):
+    order = []
+
+    def measure(record, step, what, make=measure_module.Record.measure):
+        order.append(what.kind)
+        make(record, step, what)
+
+    monkeypatch.setattr(measure_module.Record, "measure", measure)
+    arguments = [*SMALL, "--change", "hidden=16", "--methods", "sid", "--out", str(tmp_path / "r")]
+    assert main(["reproduce", "rivals", *arguments]) == 0
+    assert order == 3 * ["hours", "memory", "knn", "linear-fast", "linear"]
+    first = json.loads((tmp_path / "r" / "found.jsonl").read_text().splitlines()[0])
+    assert first["of"].endswith(": hours")
+
+
+def test_a_score_that_was_tried_by_hand_is_not_the_table_s(tmp_path):
+    out = tmp_path / "r"
+    arguments = ["reproduce", "table8", *SMALL, "--out", str(out)]
+    assert main(arguments) == 0
+    before = [cell["ours"] for cell in cells_of(out, "table8")]
+    (out / "found.jsonl").unlink()
+    for run in (out / "runs").iterdir():
+        tried = ["--data", "digits", "--image-size", "8", "--subset", "64", "--with", "knn", "--device", "cpu"]
+        assert main(["evaluate", str(run), *tried]) == 0
+    assert main(arguments) == 0
+    assert [cell["ours"] for cell in cells_of(out, "table8")] == before
+    assert {cell["image_size"] for cell in cells_of(out, "table8")} == {"16"}
+
+
 def test_what_was_measured_outlives_the_runs(tmp_path, capsys, monkeypatch):
     out, arguments = tmp_path / "r", ["reproduce", "table8", *SMALL, "--out", str(tmp_path / "r")]
     assert main(arguments) == 0

@@ -146,15 +146,38 @@ def test_a_lead_is_compared_with_a_lead():
 def test_what_is_not_measured_gets_no_verdict():
     assert judge(A_OVER_B, cell("a", 90.0), cell("b", None)) == []
     assert judge(A_OVER_B, cell("a", 90.0)) == []
-    assert verdict([]) == "not measured"
+    assert verdict([], {}) == "not measured"
+
+
+def test_a_claim_does_not_hold_by_rows_that_are_missing(tmp_path):
+    claim = Claim("a is better", "", tuple(Comparison("rivals", ("a",), (b,), ("linear", "hours")) for b in "bc"))
+
+    def verdict_on(*cells):
+        (tmp_path / "rivals.json").write_text(json.dumps(table(*cells)))
+        page = write_claims(tmp_path, [claim], tmp_path / "claims.md").read_text()
+        return next(line for line in page.splitlines() if line.startswith("| 1. a is better")).split(" | ")[2]
+
+    first = [cell("a", 90.0), cell("b", 80.0)]
+    failed = "**1 of 1 comparisons hold, 1 not measured, one seed** (linear A); **not measured** (hours A) |"
+    assert verdict_on(*first, cell("c", None)) == failed
+    assert verdict_on(*first) == failed  # passed over
+    hours = [cell(row, value, column="hours", device="x") for row, value in (("a", 1.0), ("b", 2.0), ("c", 3.0))]
+    assert verdict_on(*first, cell("c", 70.0), *hours) == "**holds, one seed** (linear A); **holds** (hours A) |"
+
+
+def test_the_fast_probe_stands_for_the_paper_s_where_the_table_says_so():
+    (found,) = judge(A_OVER_B, cell("a", 90.0, column="linear-fast"), cell("b", 80.0, column="linear-fast"))
+    assert (found.column, found.verdict) == ("linear-fast", HOLDS)
+    both = [cell("a", 90.0, column="linear-fast"), cell("b", 80.0, column="linear-fast"), cell("a", 70.0)]
+    assert judge(A_OVER_B, *both) == []  # there the paper's own is a column of its own
 
 
 def test_conditions_that_disagree_are_named():
     cells = [cell("a", 90.0, 0.1, 2), cell("b", 80.0, 0.1, 2)]
     under_paper = judge(A_OVER_B, *cells)
     under_sid = list(compare_rows(A_OVER_B, Measured("B", table(*reversed_scores(cells)))))
-    assert verdict(under_paper) == "**holds** (linear A)"
-    assert verdict([*under_paper, *under_sid]) == "**holds** (linear A); **does not hold** (linear B)"
+    assert verdict(under_paper, {}) == "**holds** (linear A)"
+    assert verdict([*under_paper, *under_sid], {}) == "**holds** (linear A); **does not hold** (linear B)"
 
 
 def reversed_scores(cells):

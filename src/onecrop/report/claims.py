@@ -6,11 +6,13 @@ hand: each follows from the numbers, their spread over seeds and the size of the
 
 import math
 import string
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from onecrop.files import write_atomically
+from onecrop.report.ranks import compare_probes
 from onecrop.report.results import read_results
 from onecrop.report.tables import markdown_table
 
@@ -21,8 +23,11 @@ COST = (*RUN_COST, *EPOCH_COST)
 # Two machines of a kind differ by some percent; the same runs on one kind, a day apart, took -7 to +12 % more.
 COST_NOISE = {**dict.fromkeys(COST, 0.05), "hours": 0.2}
 # Student's t for 1, 2, … repeats beyond the first of each row: what chance exceeds in one case of twenty
-STUDENT = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)
-PROBES = ("linear", "linear-fast", "knn")
+# fmt: off
+STUDENT = (
+    12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23, 2.20, 2.18, 2.16, 2.14, 2.13, 2.12, 2.11, 2.10, 2.09,
+)
+# fmt: on
 HOLDS, FAILS, EQUAL = "holds", "does not hold", "no difference beyond noise"
 
 
@@ -54,6 +59,11 @@ class Measured(NamedTuple):
     def scored(self) -> list[Cell]:
         return [cell for cell in self.table["cells"] if cell["ours"] is not None]
 
+    def column(self, name: str) -> str:
+        """`--with linear-fast` has that probe stand for the paper's own."""
+        names = {cell["column"] for cell in self.scored}
+        return "linear-fast" if name == "linear" and "linear" not in names and "linear-fast" in names else name
+
     def row(self, row: Row) -> str:
         """A number, a yes or a no says nothing without its head, nor does "its own" without the thing."""
         return ", ".join(self._said(head, value, row) for head, value in zip(self.table["heads"], row, strict=True))
@@ -82,6 +92,10 @@ class Finding(NamedTuple):
         return float(leads[1] - leads[0] if self.column in COST else leads[0] - leads[1])
 
     @property
+    def condition(self) -> str:
+        return f"{self.column} {self.measured.letter}"
+
+    @property
     def seeds(self) -> int:
         return min(cell["seeds"] for cell in (*self.ahead, *self.behind))
 
@@ -101,13 +115,16 @@ def write_claims(folder: Path, claims: Sequence[Claim], out: Path) -> Path:
         (f"{number}. {claim.says}", claim, part)
         for number, (claim, part) in enumerate(zip(claims, found, strict=True), 1)
     ]
-    verdicts = ((says, claim.where, verdict(findings)) for says, claim, findings in numbered)
+    verdicts = (
+        (says, claim.where, verdict(findings, _missing(claim, measured, findings)))
+        for says, claim, findings in numbered
+    )
     lines = [HEAD.format(folder=folder), markdown_table(("claim", "stands in", "verdict"), verdicts)]
     lines += ["", "## Measured", "", *_sources(claims, measured)]
     for says, claim, findings in numbered:
         lines += ["", f"## {says}", "", *_section(claim, findings)]
     for one in measured:
-        lines += _probes(one)
+        lines += compare_probes(one.letter, one.scored, one.row)
     write_atomically(out, "\n".join([*lines, ""]).encode())
     return out
 
@@ -121,8 +138,8 @@ A difference counts where chance alone would exceed it in one case of twenty. Th
 over seeds, of all rows of the table together, by the root of their number, times Student's t for so many repeats: it
 speaks of other seeds on these test pictures. Where no row has two seeds it is twice √(p(1 − p)/n) for n test pictures.
 Hours of whole runs have to differ by a fifth, an epoch's seconds and memory by 5 %; cost is compared on one kind of
-device alone. A claim of several comparisons holds where all of them do. Letters name the tables listed below: recipe,
-length and data of the runs.
+device alone. A claim of several comparisons holds where all of them are measured and do. Letters name the tables
+listed below: recipe, length and data of the runs.
 """
 
 
@@ -149,19 +166,29 @@ def _as_table(content: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _findings(claim: Claim, measured: Sequence[Measured]) -> list[Finding]:
+    return [finding for comparison, one in _about(claim, measured) for finding in compare_rows(comparison, one)]
+
+
+def _about(claim: Claim, measured: Sequence[Measured]) -> Iterator[tuple[Comparison, Measured]]:
     every = ((comparison, one) for comparison in claim.comparisons for one in measured)
-    return [
-        finding
-        for comparison, one in every
-        if one.table["table"] == comparison.table
-        for finding in compare_rows(comparison, one)
-    ]
+    return ((comparison, one) for comparison, one in every if one.table["table"] == comparison.table)
+
+
+def _missing(claim: Claim, measured: Sequence[Measured], findings: Sequence[Finding]) -> Counter[str]:
+    """How many comparisons of each condition have no finding; a table of costs has whatever rows somebody wanted."""
+    wanted = Counter(
+        f"{one.column(column)} {one.letter}"
+        for comparison, one in _about(claim, measured)
+        for column in comparison.columns
+        if comparison.table != "cost"
+    )
+    return wanted - Counter(finding.condition for finding in findings)
 
 
 def compare_rows(comparison: Comparison, measured: Measured) -> Iterator[Finding]:
     """A finding for each column in which all of the rows are measured."""
     cells = {(tuple(cell["row"]), cell["column"]): cell for cell in measured.scored}
-    for column in comparison.columns:
+    for column in map(measured.column, comparison.columns):
         found = [cells.get((row, column)) for row in (comparison.ahead, comparison.behind, *comparison.over)]
         used = tuple(cell for cell in found if cell is not None)
         if len(used) < len(found) or (column in COST and len({cell.get("device") for cell in used}) > 1):
@@ -176,7 +203,7 @@ def _spread(cells: Sequence[Cell]) -> float | None:
     variances = [cell["std"] ** 2 for cell in cells if cell["std"] is not None for _ in range(cell["seeds"] - 1)]
     if not variances:
         return None
-    times = STUDENT[len(variances) - 1] if len(variances) <= len(STUDENT) else 2.0
+    times = STUDENT[min(len(variances), len(STUDENT)) - 1]
     return times * math.sqrt(sum(variances) / len(variances))
 
 
@@ -190,23 +217,30 @@ def _noise(cell: Cell, spread: float | None) -> float:
     return 200 * math.sqrt(max(0.0, share * (1 - share)) / cell["num_test"])
 
 
-def verdict(findings: Sequence[Finding]) -> str:
+def verdict(findings: Sequence[Finding], missing: Mapping[str, int]) -> str:
     """Of a claim: one word where all its conditions agree, else which of them say what."""
     if not findings:
         return "not measured"
     conditions = dict[str, list[Finding]]()
     for finding in findings:
-        conditions.setdefault(f"{finding.column} {finding.measured.letter}", []).append(finding)
+        conditions.setdefault(finding.condition, []).append(finding)
     words = dict[str, list[str]]()
-    for condition, part in conditions.items():
-        words.setdefault(_together(part), []).append(condition)
+    for condition in dict.fromkeys((*conditions, *missing)):
+        word = _together(conditions.get(condition, []), missing.get(condition, 0))
+        words.setdefault(word, []).append(condition)
     return "; ".join(f"**{word}** ({', '.join(part)})" for word, part in words.items())
 
 
-def _together(findings: Sequence[Finding]) -> str:
-    """Of several comparisons under one condition."""
+def _together(findings: Sequence[Finding], missing: int) -> str:
+    """Of several comparisons under one condition, so many of which are not measured."""
+    if not findings:
+        return "not measured"
     verdicts = [finding.verdict for finding in findings]
-    word = verdicts[0] if len(set(verdicts)) == 1 else f"{verdicts.count(HOLDS)} of {len(verdicts)} comparisons hold"
+    word = f"{verdicts.count(HOLDS)} of {len(verdicts)} comparisons hold"
+    if missing:
+        word += f", {missing} not measured"
+    elif len(set(verdicts)) == 1:
+        word = verdicts[0]
     alone = min(finding.seeds for finding in findings) == 1 and findings[0].column not in COST
     return word + (", one seed" if alone else "")
 
@@ -262,24 +296,3 @@ def _sources(claims: Sequence[Claim], measured: Sequence[Measured]) -> list[str]
 
 def _range(values: set[int]) -> str:
     return f"{min(values):,}" if len(values) == 1 else f"{min(values):,} to {max(values):,}"
-
-
-def _probes(measured: Measured) -> list[str]:
-    """Whether a table's ranking depends on the probe; nothing for tables of fewer probes or of few rows."""
-    scores: dict[str, dict[Row, float]] = {probe: {} for probe in PROBES}
-    for cell in measured.scored:
-        if cell["column"] in scores:
-            scores[cell["column"]][tuple(cell["row"])] = cell["ours"]
-    rows = sorted(set.intersection(*map(set, scores.values())), key=lambda row: (-scores["linear"][row], row))
-    if len(rows) < 3:
-        return []
-    cells = []
-    for row in rows:
-        ranks = {probe: 1 + sum(score[other] > score[row] for other in rows) for probe, score in scores.items()}
-        cells.append([measured.row(row), *(f"{scores[probe][row]:.1f} ({ranks[probe]}.)" for probe in PROBES)])
-    lines = ["", f"## Do the probes rank alike? ({measured.letter})", "", markdown_table(("row", *PROBES), cells)]
-    pairs = [(a, b) for number, a in enumerate(rows) for b in rows[number + 1 :]]
-    for probe in PROBES[1:]:
-        turned = sum(scores[probe][a] < scores[probe][b] for a, b in pairs)
-        lines += ["", f"{probe} turns {turned} of {len(pairs)} pairs of rows around, against linear."]
-    return lines

@@ -64,31 +64,32 @@ def rivals() -> Table:
         cells += _scored((NAMES[method], name), training, ("linear", "linear-fast", "knn"))
         cells.append(Cell((NAMES[method], name), "hours", None, training, Measure("hours")))
         cells.append(Cell((NAMES[method], name), "memory, MB", None, training, Measure("memory")))
-    return Table("Eight methods, ResNet-18 on CIFAR-10", ("method", "optimizer"), tuple(cells), picture="cost")
+    note = "Each method has its own batch size, by Muon too, unless batch_size is said to be changed."
+    return Table("Eight methods, ResNet-18 on CIFAR-10", ("method", "optimizer"), tuple(cells), note, picture="cost")
 
 
 def data() -> Table:
-    """sid and MoCo v2 on few images, for as many epochs and for as many steps; CIFAR-10"""
+    """sid and MoCo v2 on few images, both by Muon, for as many epochs and for as many steps; CIFAR-10"""
     cells = []
     for images in (2500, 5000, 10_000, FULL):
         for name, steps_of in {"epochs": None, "steps": FULL}.items():
             for method in ("sid", "moco"):
                 subset = images if images < FULL else None
-                training = Training(method, "resnet18", "cifar10", SMALL_EPOCHS, subset, steps_of=steps_of)
+                training = Training(method, "resnet18", "cifar10", SMALL_EPOCHS, subset, MUON, steps_of)
                 cells += _scored((f"{images:,}", f"as many {name}", NAMES[method]), training)
     heads = ("images", "trained for", "method")
-    return Table("Data efficiency, ResNet-18 on CIFAR-10", heads, tuple(cells), least_images=FULL)
+    return Table("Data efficiency by Muon, ResNet-18 on CIFAR-10", heads, tuple(cells), least_images=FULL)
 
 
 def nets() -> Table:
-    """small networks by sid, SimCLR and MoCo v2; CIFAR-100"""
+    """small networks by sid, SimCLR and MoCo v2, all by Muon; CIFAR-100"""
     cells = []
     for backbone in NETS:
         for method in ("sid", "simclr", "moco"):
-            training = Training(method, backbone, "cifar100", SMALL_EPOCHS)
+            training = Training(method, backbone, "cifar100", SMALL_EPOCHS, changes=MUON)
             cells += _scored((backbone, NAMES[method]), training)
             cells.append(Cell((backbone, NAMES[method]), "hours", None, training, Measure("hours")))
-    return Table("Small networks on CIFAR-100", ("backbone", "method"), tuple(cells))
+    return Table("Small networks by Muon on CIFAR-100", ("backbone", "method"), tuple(cells))
 
 
 def _settings(title: str, head: str, rows: Mapping[str, Changes]) -> Table:

@@ -140,6 +140,9 @@ def _began(step: Step) -> Found:
 
 def _probed(step: Step, probe: str, data: str) -> Found | None:
     wanted = {"evaluation": probe, "data": data, "seed": step.options.seed, "subset": step.options.images}
+    if step.recipe is not None:  # what somebody tried by hand, at another size or of another network, is not meant
+        begun = json.loads((Path(step.recipe.out) / "recipe.json").read_text())
+        wanted |= {"of": "pretrained", "image_size": begun["image_size"]}
     rows = read_json_lines(_folder(step) / "results.jsonl")
     rows = [row for row in rows if "step" not in row and "image_size" in row]
     rows = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
