@@ -29,12 +29,15 @@ def need_crops(recipe: Recipe, network: Backbone) -> None:
     """Some networks are made for pictures of one size alone, and crops may have another."""
     if recipe.crop_size == recipe.image_size:
         return
+    wrong = f"--crop-resolution {recipe.crop_resolution:g} does not go with this network"
     try:
-        features_length(network, recipe.crop_size)
+        length = features_length(network, recipe.crop_size)
     except UserError as error:
+        raise UserError(f"{wrong}: {error}") from error
+    if length != network.dim:
         raise UserError(
-            f"--crop-resolution {recipe.crop_resolution:g} does not go with this network: {error}"
-        ) from error
+            f"{wrong}: of {recipe.crop_size} px it makes {length} features, of whole pictures {network.dim}"
+        )
 
 
 def build_method(recipe: Recipe, num_images: int, network: Backbone | None = None) -> Method:

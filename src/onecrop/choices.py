@@ -20,7 +20,7 @@ from onecrop.data.scan import list_pictures
 from onecrop.device import choose_precision, triton_works
 from onecrop.nets.backbones import MODULE, SMALL_IMAGE, TIMM, check_stem
 from onecrop.optim import OPTIMIZERS
-from onecrop.recipe import Recipe, flag
+from onecrop.recipe import Recipe, flag, spelled
 
 DENSE = ("resnet18", "resnet50", "tiny")  # networks without depthwise convolutions
 CROPS = 400_000  # of a run on a CPU, or on few images: three to four minutes of two cores for tiny at 64 px
@@ -258,7 +258,7 @@ def settle(recipe: Recipe, made: Mapping[str, Choice]) -> Recipe:
 
 def describe_choices(made: Mapping[str, Choice]) -> list[str]:
     """One line a choice, as the flag that would say the same."""
-    return [f"{flag(name)} {c.value}: {c.reason}" for name, c in made.items() if c.value is not None]
+    return [f"{flag(name)} {spelled(c.value)}: {c.reason}" for name, c in made.items() if c.value is not None]
 
 
 def typical_side(listing: Listing) -> float | None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from onecrop.choices import CHOICES
 from onecrop.errors import UserError, unknown
 from onecrop.methods import METHODS
-from onecrop.recipe import Recipe, describe_hint, flag, hints
+from onecrop.recipe import Recipe, describe_hint, flag, hints, spelled
 
 OPEN = {*CHOICES, "image_size"}  # fields that are chosen where nobody says them
 
@@ -58,7 +58,7 @@ def add_fields(parser: Parser, base: Recipe) -> None:
             if name not in ("data", "settings"):
                 default = getattr(part, name)
                 unsaid = "auto" if name in OPEN else "none"
-                add_field(group, name, hint, f" [{unsaid if default is None else default}]")
+                add_field(group, name, hint, f" [{unsaid if default is None else spelled(default)}]")
 
 
 def add_settings(parser: Parser, methods: Sequence[str]) -> None:

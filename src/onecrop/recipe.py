@@ -90,7 +90,9 @@ class Recipe:
     image_size: Annotated[int | None, "pixels the network sees"] = None
     crop_resolution: Annotated[float | None, "side of a training crop, as a share of the image size"] = None
     epochs: Annotated[int | None, "passes over the data"] = None
-    minutes: Annotated[float | None, "train about so long: the epochs that fit, at most --epochs"] = None
+    minutes: Annotated[
+        float | None, "train about so long: the epochs that fit, at most --epochs; probes come on top"
+    ] = None
     batch_size: Annotated[int | None, "images a step"] = None
     optimizer: Annotated[Literal["muon", "sgd", "adamw", "lars"] | None, "how weights move"] = None
     lr: Annotated[float | None, "peak learning rate"] = None
@@ -216,6 +218,11 @@ def need_fields(names: Iterable[str], recipes: Iterable[Recipe]) -> None:
 
 def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
+
+
+def spelled(value: Any) -> str:
+    """A value as its flag takes it."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def named_values(texts: Sequence[str], option: str, form: str = "name=value") -> dict[str, str]:

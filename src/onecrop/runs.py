@@ -26,7 +26,7 @@ from onecrop.files import append_json_line, locked, read_json_lines, write_atomi
 from onecrop.methods import METHODS
 from onecrop.nets import save_backbone
 from onecrop.progress import readable
-from onecrop.recipe import Recipe, flag
+from onecrop.recipe import Recipe, flag, spelled
 from onecrop.report.card import write_card
 from onecrop.report.comparison import FAILURE
 from onecrop.tensors import load_tensors, save_tensors
@@ -106,7 +106,7 @@ class Run:
         for name, (was, now) in self.recipe().changed(recipe).items():
             if name not in but:
                 raise RecipeError(
-                    f"{self.folder} was begun with {flag(name)} {was}, not {now}: "
+                    f"{self.folder} was begun with {flag(name)} {spelled(was)}, not {spelled(now)}: "
                     "resume it as it was, or choose another --out"
                 )
 

@@ -70,6 +70,13 @@ def test_a_network_of_one_size_refuses_smaller_crops(small_recipe, tmp_path):
     assert pretrain(small_recipe.override({"epochs": 1}), backbone=flat()).exists()
 
 
+def test_a_network_whose_features_grow_with_the_picture_refuses_smaller_crops(small_recipe, tmp_path):
+    net = nn.Sequential(nn.Conv2d(3, 4, 4, 4), nn.Flatten())
+    with pytest.raises(UserError, match=r"of 12 px it makes 36 features, of whole pictures 64"):
+        pretrain(small_recipe.override({"crop_resolution": 0.75}), backbone=net)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "mobilenetv3_small_050"])
 def test_jigclu_refuses_networks_without_a_map_of_their_features(timm, name):
     """Tokens, and a map whose channels grow after pooling."""

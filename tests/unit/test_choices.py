@@ -237,9 +237,13 @@ def test_open_fields_are_completed_from_the_run_that_began():
 
 
 def test_lines_name_the_flag_and_the_reason():
-    lines = describe_choices(choose(OPEN, 20, gpu=False, precision="float32"))
+    made = choose(OPEN, 20, gpu=False, precision="float32")
+    lines = describe_choices(made)
     assert any(line.startswith("--batch-size 16: ") for line in lines)
     assert len(lines) == len(CHOICES)
+    for line in lines:  # as the flag takes it
+        name, value = line.partition(": ")[0].removeprefix("--").replace("-", "_").split()
+        assert Recipe().override({name: value}).flat()[name] == made[name].value
 
 
 def test_a_warm_up_longer_than_what_was_chosen():

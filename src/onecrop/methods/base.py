@@ -21,7 +21,7 @@ class Settings:
     jitter: Annotated[float, "strength of brightness, contrast and saturation; the hue gets a quarter of it"] = 0.4
     jitter_probability: Annotated[float, "share of images whose colours are jittered"] = 0.8
     grey_probability: Annotated[float, "share of images turned grey"] = 0.2
-    blur_probability: Annotated[float, "for images over 64 px; smaller ones are never blurred"] = 0.5
+    blur_probability: Annotated[float, "for crops over 64 px; smaller ones are never blurred"] = 0.5
 
 
 class Method(nn.Module, ABC):
