@@ -334,6 +334,11 @@ def test_a_smaller_copy_of_a_data_set_is_said(tmp_path, monkeypatch):
     out, small = tmp_path / "r", [value for value in SMALL if value != "--images" and value != "64"]
     assert main(["reproduce", "table6", *small, "--data-dir", str(root.parent), "--out", str(out)]) == 0
     assert "- tiny-imagenet has 6 training images here, not 100,000" in (out / "table6.md").read_text()
+    arguments = [*small, "--change", "subset=4", "--data-dir", str(root.parent), "--out", str(tmp_path / "s")]
+    assert main(["reproduce", "table6", *arguments]) == 0  # fewer than there are, for they were asked for
+    page = (tmp_path / "s" / "table6.md").read_text()
+    assert "- subset 4 in every run" in page
+    assert "training images here" not in page
 
 
 def test_one_failed_row_does_not_lose_the_others_and_a_stop_is_no_failure(tmp_path, capsys, monkeypatch):

@@ -235,6 +235,10 @@ def test_a_folder_without_tables_is_refused(tmp_path):
     (tmp_path / "cut.json").write_text("{")  # by a full disk, say
     with pytest.raises(UserError, match=r"cut\.json cannot be read"):
         write_claims(tmp_path, CLAIMS, tmp_path / "claims.md")
+    for rows in ("none", ["none"]):
+        (tmp_path / "cut.json").write_text(json.dumps({**FACTS, "title": "made by hand", "rows": rows}))
+        with pytest.raises(UserError, match=r"cut\.json is not a result file: its rows are no list of objects"):
+            write_claims(tmp_path, CLAIMS, tmp_path / "claims.md")
     with pytest.raises(UserError, match=r"no result files .* in .*nowhere"):
         write_claims(tmp_path / "nowhere", CLAIMS, tmp_path / "claims.md")
     assert not (tmp_path / "claims.md").exists()

@@ -43,6 +43,8 @@ def _read(file: Path) -> dict[str, Any]:
     missing = [key for key in ("title", "command", "date", "device", "torch", "rows") if key not in content]
     if missing:
         raise UserError(f"{file} is not a result file: it has no {missing[0]}")
+    if not isinstance(content["rows"], list) or not all(isinstance(row, dict) for row in content["rows"]):
+        raise UserError(f"{file} is not a result file: its rows are no list of objects")
     return dict(content)
 
 

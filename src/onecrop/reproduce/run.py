@@ -173,6 +173,8 @@ def _fewer_images(cell: Cell, found: Sequence[Found], options: Options) -> list[
     """Said where the copy of a data set is smaller than the official one."""
     if cell.training is None or not found or "images" not in found[0] or cell.training.data in options.use:
         return []
+    if "subset" in options.change:  # fewer were asked for, and that is said
+        return []
     official, images = cell.training.subset or OFFICIAL[cell.training.data], found[0]["images"]
     if images >= min(official, options.images or official):
         return []
