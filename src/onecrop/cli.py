@@ -18,7 +18,7 @@ from onecrop.evaluate import EVALUATIONS
 from onecrop.flags import Parser, add_field, add_fields, add_settings, at_home, count, listed
 from onecrop.methods import METHODS
 from onecrop.nets import BACKBONES, build_timm
-from onecrop.recipe import Recipe, describe_hint, hints, named_values
+from onecrop.recipe import Recipe, describe_hint, hints, named_values, spelled
 from onecrop.recipes import RECIPES, named
 from onecrop.reproduce.catalogue import TABLES as PAPER
 from onecrop.runs import Run
@@ -167,7 +167,7 @@ def detect_verb(arguments: Sequence[str]) -> None:
         if name == "weights":
             parser.add_argument(name, metavar="RUN", nargs="?", help=describe_hint(hint)[1])
         else:
-            add_field(parser, name, hint, f" [{'auto' if default is None else default}]")
+            add_field(parser, name, hint, f" [{'auto' if default is None else spelled(default)}]")
     values = vars(parser.parse(arguments))
     resume = values.pop("resume")
     if values["weights"] is None and not resume:

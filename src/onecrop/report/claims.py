@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from onecrop.files import write_atomically
-from onecrop.report.ranks import compare_probes
+from onecrop.report.ranks import Row, compare_probes
 from onecrop.report.results import read_results
 from onecrop.report.tables import markdown_table
 
-Row = tuple[str, ...]  # the head cells of a table's row
 Cell = dict[str, Any]
 RUN_COST, EPOCH_COST = ("hours", "memory, MB"), ("epoch seconds", "memory gb")  # columns in which less is better
 COST = (*RUN_COST, *EPOCH_COST)

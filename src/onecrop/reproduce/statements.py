@@ -3,7 +3,8 @@
 `onecrop claims` reads the measured tables and says which hold. Those marked "ours" are about what this package adds.
 """
 
-from onecrop.report.claims import EPOCH_COST, RUN_COST, Claim, Comparison, Row
+from onecrop.report.claims import EPOCH_COST, RUN_COST, Claim, Comparison
+from onecrop.report.ranks import Row
 from onecrop.reproduce.claims import NETS, RIVALS, TWICE
 from onecrop.reproduce.numbers import CIFAR_RESULT
 from onecrop.reproduce.tables import NAMES
